@@ -39,16 +39,16 @@ def capacity_of(workers: list[dict[str, Any]], tenants: int) -> dict[str, Findin
 def measured() -> dict[str, Capacity]:
     """The table of the figures."""
     table = FIGURES.read_text("utf-8").partition("## What a core carries")[2].partition("\n## ")[0]
-    found = {}
+    capacities = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if (role := ROWS.get(cells[0])) is not None:
             changes, writing, idle = (c.replace(",", "").replace("not visible", "inf") for c in cells[2:5])
             at_rest = float(cells[1].partition(" %")[0]) / 100
-            found[role] = Capacity(
+            capacities[role] = Capacity(
                 at_rest=round(at_rest, 3), changes=float(changes), writing=float(writing), idle=float(idle)
             )
-    return found
+    return capacities
 
 
 def test_the_capacities_are_those_of_the_figures() -> None:
@@ -84,12 +84,12 @@ def test_as_many_processes_as_stay_below_the_bound(cores: float, processes: int)
 def test_short_and_near_say_what_is_missing_and_what_to_add() -> None:
     full = 2 * CAPACITY["sorter"].changes  # rows that fill one sorter
     workers = [worker("dispatcher"), worker("dispatcher"), worker("sorter", rows=full), worker("sorter", rows=full)]
-    found = capacity_of(workers, 0)["sorter"]
-    assert found.verdict is WARN
-    assert found.words.startswith("short: 2 sorters carry 1,780,000 changes a second, or 1,120 tenants that write; ")
-    assert "the last 10 s brought 1,780,000 changes" in found.words
-    assert found.words.endswith("103% of each core; add 1: tistream sort")
-    assert found.facts == {"processes": 2, "cores": 2.0, "share": 1.032, "needed": 3}
+    capacity = capacity_of(workers, 0)["sorter"]
+    assert capacity.verdict is WARN
+    assert capacity.words.startswith("short: 2 sorters carry 1,780,000 changes a second, or 1,120 tenants that write; ")
+    assert "the last 10 s brought 1,780,000 changes" in capacity.words
+    assert capacity.words.endswith("103% of each core; add 1: tistream sort")
+    assert capacity.facts == {"processes": 2, "cores": 2.0, "share": 1.032, "needed": 3}
     near = capacity_of([*workers[:2], worker("sorter", rows=1.5 * full), worker("sorter")], 0)["sorter"]
     assert near.verdict is WARN
     assert near.words.startswith("near: ")
@@ -100,11 +100,11 @@ def test_short_and_near_say_what_is_missing_and_what_to_add() -> None:
 def test_small_tenants_fill_dispatchers_the_meta_server_and_the_database_by_their_files() -> None:
     workers = [worker("dispatcher", files=2 * 300), worker("dispatcher", files=2 * 300)]
     workers += [worker("sorter"), worker("sorter")]
-    found = capacity_of(workers, 600)
-    assert {name: finding.verdict for name, finding in found.items()} == {
+    capacities = capacity_of(workers, 600)
+    assert {name: finding.verdict for name, finding in capacities.items()} == {
         "dispatcher": WARN, "sorter": OK, "meta": OK, "database": OK, "api": OK,
     }  # fmt: skip
-    assert found["dispatcher"].facts["needed"] == 3
+    assert capacities["dispatcher"].facts["needed"] == 3
     many = capacity_of([worker("dispatcher", files=9_600), *workers], 4_800)
     assert many["meta"].verdict is many["database"].verdict is WARN
     assert many["meta"].words.startswith("short: ")
@@ -112,17 +112,17 @@ def test_small_tenants_fill_dispatchers_the_meta_server_and_the_database_by_thei
 
 
 def test_a_single_dispatcher_or_sorter_is_a_warning() -> None:
-    found = capacity_of([worker("dispatcher"), worker("sorter")], 1)
-    assert {found["dispatcher"].verdict, found["sorter"].verdict} == {WARN}
-    assert "run 2, as the chart does" in found["sorter"].words
+    capacities = capacity_of([worker("dispatcher"), worker("sorter")], 1)
+    assert {capacities["dispatcher"].verdict, capacities["sorter"].verdict} == {WARN}
+    assert "run 2, as the chart does" in capacities["sorter"].words
     within = capacity_of([worker("dispatcher", address=""), worker("sorter")], 1)
     assert {within["dispatcher"].verdict, within["sorter"].verdict} == {OK}, "one process has all services"
 
 
 def test_a_reader_of_everything_is_what_api_servers_are_planned_by() -> None:
-    found = capacity_of([worker("sorter", rows=380_000)], 0)["api"]
-    assert found.facts == {"reader": 0.5, "tenants": 0.0}
-    assert "fills 50% of a core" in found.words
+    capacity = capacity_of([worker("sorter", rows=380_000)], 0)["api"]
+    assert capacity.facts == {"reader": 0.5, "tenants": 0.0}
+    assert "fills 50% of a core" in capacity.words
 
 
 JOBS = [{"executor": "threads"}, {"executor": "spark"}]
@@ -140,5 +140,5 @@ JOBS = [{"executor": "threads"}, {"executor": "spark"}]
 )
 def test_jobs_without_an_executor(queued: list[dict[str, Any]], up: list[str], verdict: Verdict, words: str) -> None:
     workers = [*map(worker, up), worker("maintain", alive=False), worker("spark", alive=False)]
-    found = check_jobs(queued, workers)
-    assert (found.verdict, found.words) == (verdict, words)
+    finding = check_jobs(queued, workers)
+    assert (finding.verdict, finding.words) == (verdict, words)

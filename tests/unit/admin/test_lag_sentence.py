@@ -35,14 +35,14 @@ def gaps(
 ) -> list[WatermarkGap]:
     """The gaps of a task whose watermark has stalled for 40 s."""
     ages = {"s1": (WorkerKind.SORTER, sorter_ms), "d1": (WorkerKind.DISPATCHER, dispatcher_ms)}
-    known = Known(
+    facts = Known(
         workers={name: worker(name, kind, age) for name, (kind, age) in ages.items()},
         tasks={7: TaskReport(task_id=7, epoch=3, standing_s=40.0, stuck=stuck)},
         stores={(T, 3): StoreReport(tenant=T, store_id=3, silent_s=silent_s)},
         dispatchers={(T, 3): "d1"},
         unix_ms=3_600_000,
     )
-    return watermark_gaps_of(task, known, {100: "shop.orders"}.get)
+    return watermark_gaps_of(task, facts, {100: "shop.orders"}.get)
 
 
 OWNERLESS = gaps(replace(TASK, owner=None))
@@ -181,8 +181,8 @@ def test_a_tenant_that_has_not_started() -> None:
 
 def test_a_cause_counts_below_the_normal_lag_and_the_gravest_is_named() -> None:
     stopped, stalled = gaps(replace(TASK, error="damaged")), gaps(TASK, STUCK)
-    found = lag_sentence(replace(LATE, lag_s=1.2, gaps=[*stalled, *OWNERLESS, *stopped]))
-    assert found.startswith(f"Tenant 1/2 is 1.2 s late, since {SINCE}, because task 7 over shop.orders has stopped: ")
+    text = lag_sentence(replace(LATE, lag_s=1.2, gaps=[*stalled, *OWNERLESS, *stopped]))
+    assert text.startswith(f"Tenant 1/2 is 1.2 s late, since {SINCE}, because task 7 over shop.orders has stopped: ")
 
 
 @given(
@@ -192,13 +192,13 @@ def test_a_cause_counts_below_the_normal_lag_and_the_gravest_is_named() -> None:
 )
 def test_the_gap_of_the_task_that_is_furthest_behind_is_named(tasks: list[tuple[int, str]]) -> None:
     """In whatever order they are listed."""
-    found: list[WatermarkGap] = []
+    causes: list[WatermarkGap] = []
     for number, (durable_ts, kind) in enumerate(tasks):
         task = replace(TASK, task_id=7 if kind == "stalled" else 100 + number, durable_ts=durable_ts)
-        made = {"stopped": replace(task, error=f"damage {number}"), "ownerless": replace(task, owner=None)}
-        found += gaps(made.get(kind, task), STUCK)
-    said = lag_sentence(replace(LATE, gaps=found))
-    lowest = [gap for gap in found if gap.task is not None and gap.task.durable_ts == min(tasks)[0]]
+        causes_of = {"stopped": replace(task, error=f"damage {number}"), "ownerless": replace(task, owner=None)}
+        causes += gaps(causes_of.get(kind, task), STUCK)
+    said = lag_sentence(replace(LATE, gaps=causes))
+    lowest = [gap for gap in causes if gap.task is not None and gap.task.durable_ts == min(tasks)[0]]
     assert any(gap.sentence.rstrip(" .") in said for gap in lowest), said
 
 
@@ -214,9 +214,9 @@ def test_what_the_console_colours_as_late_is_what_the_sentence_calls_late() -> N
 
 
 def test_stages_that_cannot_be_told_apart_are_both_named() -> None:
-    found = lag_sentence(replace(LATE, slowest=("match", "flush")))
+    text = lag_sentence(replace(LATE, slowest=("match", "flush")))
     assert (
-        "because its sorter does not keep up or its rows are ordered and not in the committed log yet; next: " in found
+        "because its sorter does not keep up or its rows are ordered and not in the committed log yet; next: " in text
     )
 
 

@@ -56,8 +56,8 @@ def test_what_is_not_known_joins_its_neighbours() -> None:
 
 def test_points_told_at_different_moments_never_make_a_stage_negative() -> None:
     """A watermark that is reported late lies below what was written since; a cut of the upstream may be ahead of us."""
-    found = lengths(replace(WHOLE, watermark=at(2000), durable=at(-500)))
-    assert found == [
+    stages = lengths(replace(WHOLE, watermark=at(2000), durable=at(-500)))
+    assert stages == [
         *(("upstream_flush", 0), ("fetch", 300), ("match", 50), ("watermark_gap_wait", 600)),
         *(("flush", 0), ("serve", 50)),
     ]

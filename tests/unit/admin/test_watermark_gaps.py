@@ -41,8 +41,8 @@ def gaps_of(task: TaskRow, facts: Known) -> list[WatermarkGap]:
 
 
 def only(task: TaskRow, facts: Known) -> WatermarkGap:
-    (found,) = gaps_of(task, facts)
-    return found
+    (gap,) = gaps_of(task, facts)
+    return gap
 
 
 def report(standing_s: float = 40.0, *stuck: StuckReport) -> TaskReport:

@@ -10,8 +10,8 @@ TAG = '"abc"'
 
 
 def asked(header: str | None, if_range: str | None = None, size: int = 10_000) -> tuple[int, int] | None:
-    found = asked_range(header, if_range, etag=TAG, size=size)
-    return None if found is None else (found.offset, found.length)
+    byte_range = asked_range(header, if_range, etag=TAG, size=size)
+    return None if byte_range is None else (byte_range.offset, byte_range.length)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_whole_bodies_come_back() -> None:
 
 @pytest.mark.parametrize("coding", ["zstd", "gzip", None])
 def test_a_piece_can_be_read_before_the_next_one_comes(coding: str | None) -> None:
-    made = coder(coding)
+    encoder = coder(coding)
     readers: dict[str | None, Callable[[bytes | memoryview], bytes]] = {
         "zstd": zstandard.ZstdDecompressor().decompressobj().decompress,
         "gzip": zlib.decompressobj(31).decompress,
@@ -75,5 +75,5 @@ def test_a_piece_can_be_read_before_the_next_one_comes(coding: str | None) -> No
     read = readers[coding]
     for n in range(5):
         piece = f"piece {n}\n".encode() * 100
-        assert read(made.push(piece)) == piece
-    assert read(made.finish()) == b""
+        assert read(encoder.push(piece)) == piece
+    assert read(encoder.finish()) == b""

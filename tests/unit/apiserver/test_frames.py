@@ -37,8 +37,8 @@ def test_an_arrow_stream_lists_them_with_the_page(good: bool) -> None:
     run = ColumnRun([table])
     page = arrow.native_page(run.history, run.rows, Scope(tenant=TENANT, database="d", table="t"), 400)
     assert page.quarantined == 1
-    frames, found = ArrowFrames(None), answer(page.content, 1)
-    body = frames.begin(found) + b"".join(map(bytes, frames.page(found, MARK))) + frames.end("shutdown", MARK, None)
+    frames, head = ArrowFrames(None), answer(page.content, 1)
+    body = frames.begin(head) + b"".join(map(bytes, frames.page(head, MARK))) + frames.end("shutdown", MARK, None)
     batch, facts = pa.ipc.open_stream(body).read_next_batch_with_custom_metadata()
     assert batch.num_rows == good
     (listed,) = orjson.loads(facts["quarantined"])
@@ -67,7 +67,7 @@ def test_lines_of_another_protocol_end_before_a_page_with_them(word: str) -> Non
 def test_a_page_that_is_whole_says_nothing() -> None:
     run = ColumnRun([added_run({"c0": CASES["c0"]}, "t", lacking=True)])
     page = arrow.native_page(run.history, run.rows.slice(0, 2), Scope(tenant=TENANT, database="d", table="t"), 400)
-    frames, found = ArrowFrames(None), answer(page.content, 0)
-    body = frames.begin(found) + b"".join(map(bytes, frames.page(found, MARK))) + frames.end("shutdown", MARK, None)
+    frames, head = ArrowFrames(None), answer(page.content, 0)
+    body = frames.begin(head) + b"".join(map(bytes, frames.page(head, MARK))) + frames.end("shutdown", MARK, None)
     batch, facts = pa.ipc.open_stream(body).read_next_batch_with_custom_metadata()
     assert (batch.num_rows, b"quarantined" in facts) == (2, False)

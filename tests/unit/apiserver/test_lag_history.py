@@ -12,8 +12,8 @@ def test_percentiles_are_of_the_asked_tenants_alone() -> None:
     seen = LagHistory()
     for n in range(100):
         seen.note(2.0 * n, {A: 1000.0 + n, B: 90_000.0})
-    told = seen.percentiles([A])
-    assert (told.p50_s, told.p99_s, told.seconds) == (1049, 1098, 198)
+    percentiles = seen.percentiles([A])
+    assert (percentiles.p50_s, percentiles.p99_s, percentiles.seconds) == (1049, 1098, 198)
     assert seen.percentiles([A, B]).p99_s == 90_000
     assert seen.percentiles([Tenant(9, 9)]).p50_s is None
 
@@ -30,9 +30,9 @@ def test_what_is_kept_is_bounded_and_the_newest() -> None:
     seen = LagHistory()
     for n in range(2 * SAMPLES_MAX):
         seen.note(float(n), {A: float(n)})
-    told = seen.percentiles([A])
-    assert told.seconds == SAMPLES_MAX - 1
-    assert told.p50_s == SAMPLES_MAX + SAMPLES_MAX // 2 - 1
+    percentiles = seen.percentiles([A])
+    assert percentiles.seconds == SAMPLES_MAX - 1
+    assert percentiles.p50_s == SAMPLES_MAX + SAMPLES_MAX // 2 - 1
 
 
 def test_a_line_rises_with_the_lag_and_stays_in_its_box() -> None:

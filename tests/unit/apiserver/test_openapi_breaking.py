@@ -48,19 +48,19 @@ PATHS, SCHEMAS = DOCUMENT["paths"], DOCUMENT["components"]["schemas"]
 
 
 def get(d: Document) -> Document:
-    found: Document = d["paths"]["/a/{id}"]["get"]
-    return found
+    operation: Document = d["paths"]["/a/{id}"]["get"]
+    return operation
 
 
 def schema(d: Document, name: str) -> Document:
-    found: Document = d["components"]["schemas"][name]
-    return found
+    schema_object: Document = d["components"]["schemas"][name]
+    return schema_object
 
 
 def inner(d: Document) -> Document:
     """The fields of the items of A.l."""
-    found: Document = schema(d, "A")["properties"]["l"]["items"]["properties"]
-    return found
+    properties: Document = schema(d, "A")["properties"]["l"]["items"]["properties"]
+    return properties
 
 
 def or_null(of: Document) -> Document:

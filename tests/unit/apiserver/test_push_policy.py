@@ -20,8 +20,8 @@ def statements(terms: PushTerms, tenant: Tenant) -> list[dict[str, Any]]:
     assert " " not in text
     policy = json.loads(text)
     assert (policy.pop("Version"), set(policy)) == ("2012-10-17", {"Statement"})
-    found: list[dict[str, Any]] = policy["Statement"]
-    return found
+    statement_list: list[dict[str, Any]] = policy["Statement"]
+    return statement_list
 
 
 def test_it_allows_puts_below_the_tenants_folders_and_nothing_else() -> None:

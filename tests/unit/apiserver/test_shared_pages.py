@@ -28,24 +28,24 @@ SCOPE = Scope(tenant=TENANT)
 def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with api_world(tmp_path) as world:
         world.log.build(4, upto=world.log.cuts(4)[1])
-        made: list[object] = []
-        monkeypatch.setattr(world.services.reader, "page", overheard(world.services.reader.page, made))
+        pages_made: list[object] = []
+        monkeypatch.setattr(world.services.reader, "page", overheard(world.services.reader.page, pages_made))
         start = position.encode_cursor(SCOPE, world.log.start_ts)
         ask: dict[str, Any] = {"start_ts": None, "cursor": start, "options": {}, "limit": 100}
         request = PullRequest(scope=SCOPE, format="ndjson", **ask)
         moments, pages = ServedCache(world.services), SharedPages()
         moment = moments.now(TENANT)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: pages.make(world.services, request, moment), range(30)))
-        assert len(made) == 1
-        assert len({id(answer) for answer in found}) == 1
+            answers = list(pool.map(lambda _: pages.make(world.services, request, moment), range(30)))
+        assert len(pages_made) == 1
+        assert len({id(answer) for answer in answers}) == 1
         others = [
             replace(request, format="canal-json"),
             replace(request, limit=50),
             replace(request, options={"null": "x"}),
         ]
         assert {pages.make(world.services, other, moment).content.to_pybytes() for other in others}
-        assert len(made) == 4
+        assert len(pages_made) == 4
         world.log.flush(world.log.cuts(4)[2])
         later = pages.make(world.services, replace(request, limit=200_000), moments.at(TENANT, moment.resolved + 1))
         assert later.resolved_ts > moment.resolved
@@ -57,12 +57,12 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
 
 
 def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+    cursors: list[str] = []
     size = 20 << 20
 
     def big(_: object, request: PullRequest, __: object) -> PullAnswer:
         assert request.cursor is not None
-        made.append(request.cursor)
+        cursors.append(request.cursor)
         if request.cursor == "slow":  # two others come meanwhile, and it is dropped
             for other in ("a", "b"):
                 pages.make(services, replace(request, cursor=other), moment)
@@ -76,11 +76,11 @@ def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pyt
     for _ in range(3):
         pages.make(services, request, moment)
     size = 1
-    made.clear()
+    cursors.clear()
     for _ in range(5):
         for cursor_ in ("x", "y"):
             pages.make(services, replace(request, cursor=cursor_), moment)
-    assert made == ["x", "y"]
+    assert cursors == ["x", "y"]
 
 
 def answer(size: int) -> PullAnswer:

@@ -46,7 +46,7 @@ class Service:
             raise self.refusal
 
     async def run(self, parts: list[Part], enough: Callable[[], bool], tail: Tail | None = None) -> None:
-        made = Tab(
+        opened_tab = Tab(
             parts,
             tail,
             ask=self.ask,
@@ -54,7 +54,7 @@ class Service:
             check_key=self.check_key,
             is_closing=lambda: self.is_closing,
         )
-        running = asyncio.ensure_future(made.run())
+        running = asyncio.ensure_future(opened_tab.run())
         while not enough() and not running.done():
             await asyncio.sleep(0.005)
         self.is_closing = True
@@ -75,8 +75,8 @@ def test_rounds_are_half_a_second_apart_and_tell_the_newest() -> None:
     assert len(rounds) >= 3
     assert all(b - a >= tab.ROUND_S * 0.99 for a, b in pairwise(rounds))
     for at in rounds:
-        told = sorted(data["part"] for when, name, data in service.told if when == at and name == "part")
-        assert told == ["/a", "/b"]
+        parts_sent = sorted(data["part"] for when, name, data in service.told if when == at and name == "part")
+        assert parts_sent == ["/a", "/b"]
     assert service.asked["/a"] > 10, "it was asked often and told seldom"
     assert service.told[-1][1:] == ("end", {"reason": "shutdown"})
 
@@ -101,11 +101,11 @@ def test_trouble_is_told_once_and_what_comes_back_is_told_though_it_is_the_same(
     service = Service(
         lambda *_: page("no", status) if service.names() in (["part"], ["part", "trouble"]) else page("same")
     )
-    asked: list[int] = []
+    polls_in_trouble: list[int] = []
 
     def enough() -> bool:
-        if len(service.told) == 2 and len(asked) < 20:
-            asked.append(1)  # stay in trouble for a while
+        if len(service.told) == 2 and len(polls_in_trouble) < 20:
+            polls_in_trouble.append(1)  # stay in trouble for a while
             return False
         if len(service.told) == 2:
             service.answer = lambda *_: page("same")
@@ -119,8 +119,8 @@ def test_a_part_that_is_refused_is_over_and_others_go_on(monkeypatch: pytest.Mon
     monkeypatch.setattr(tab, "ROUND_S", FAST)
     service = Service(lambda address, n: page("gone", 404) if address == "/a" else page(str(n)))
     asyncio.run(service.run([A, B], lambda: service.names().count("part") >= 5))
-    (told,) = [data for _, name, data in service.told if name == "part" and data["part"] == "/a"]
-    assert (told["status"], told["over"]) == (404, True)
+    (refused,) = [data for _, name, data in service.told if name == "part" and data["part"] == "/a"]
+    assert (refused["status"], refused["over"]) == (404, True)
     assert service.asked["/a"] == 1
 
 
@@ -177,7 +177,7 @@ def test_a_tail_goes_on_where_it_was_and_from_the_newest_when_that_is_gone(monke
     first = next(data for _, name, data in service.told if name == "tail")
     assert [event["n"] for event in first["events"]] == list(range(180, 300))
     assert (first["cursor"], first["over"]) == ("c1", False)
-    asked = [address.partition("?")[0] for address in service.asked]
-    assert set(asked) == {"/v1/clusters/1/tenants/2/changes"}
+    paths = [address.partition("?")[0] for address in service.asked]
+    assert set(paths) == {"/v1/clusters/1/tenants/2/changes"}
     assert any("cursor=c1" in address for address in service.asked)
     assert service.asked[next(a for a in service.asked if "cursor=c1" in a)] >= 3, "it was tried again"

@@ -19,12 +19,12 @@ from tistream.ids import Tenant
 
 def batches_of(table: pa.Table, rand: random.Random) -> list[pa.RecordBatch]:
     """The rows in pieces of random sizes, some of them empty."""
-    whole, found, at = table.combine_chunks().to_batches()[0], [], 0
+    whole, batches, at = table.combine_chunks().to_batches()[0], [], 0
     while at < table.num_rows:
         count = rand.choice([0, 1, 2, 7, 40])
-        found.append(whole.slice(at, count))
+        batches.append(whole.slice(at, count))
         at += count
-    return found
+    return batches
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -41,13 +41,13 @@ def test_groups_do_not_tell_how_rows_came(seed: int, monkeypatch: pytest.MonkeyP
             "label": pa.array([rand.choice("ab") for _ in range(200)]).dictionary_encode(),
         }
     )
-    found = [
+    groupings = [
         list(table_files._groups(pa.RecordBatchReader.from_batches(table.schema, batches_of(table, rand))))
         for _ in range(3)
     ]
-    assert found[0] == found[1] == found[2]
-    assert pa.concat_tables(found[0]).equals(table)
-    for group in found[0]:
+    assert groupings[0] == groupings[1] == groupings[2]
+    assert pa.concat_tables(groupings[0]).equals(table)
+    for group in groupings[0]:
         sizes = [len(row["text"] or "") + 4 * len(row["list"]) for row in group.to_pylist()]
         assert group.num_rows <= 25
         assert sum(sizes[:-1]) < 300, "a group ends with the row that fills it"

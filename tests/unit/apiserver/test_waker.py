@@ -111,11 +111,11 @@ def test_close_wakes_everybody_for_good() -> None:
 def test_loops_of_several_threads_are_woken() -> None:
     watermarks = Watermarks()
     waker = waker_over(watermarks)
-    found: list[int | None] = []
+    positions: list[int | None] = []
 
     async def wait() -> None:
         with waker.watching(A) as watch:
-            found.append(await watch.moved(10, LONG_S))
+            positions.append(await watch.moved(10, LONG_S))
 
     threads = [threading.Thread(target=asyncio.run, args=(wait(),)) for _ in range(3)]
     for thread in threads:
@@ -125,4 +125,4 @@ def test_loops_of_several_threads_are_woken() -> None:
     watermarks.of[A] = 12
     for thread in threads:
         thread.join()
-    assert found == [12, 12, 12]
+    assert positions == [12, 12, 12]

@@ -37,23 +37,23 @@ from tistream.objectstore.memory import MemoryStore
 from tistream.runtime.service_time import ServiceTime
 
 keys = st.binary(min_size=1, max_size=3)
-weights = st.dictionaries(keys, st.integers(0, 1000), max_size=30).map(lambda found: sorted(found.items()))
+weights = st.dictionaries(keys, st.integers(0, 1000), max_size=30).map(lambda rows_by_key: sorted(rows_by_key.items()))
 
 
 @given(weights, st.integers(1, 8))
 def test_parts_tile_the_range_and_are_no_more_than_asked_for(weights: list[tuple[bytes, int]], partitions: int) -> None:
     whole = KeyRange(weights[0][0] if weights else b"", b"")
-    found = cut(whole, weights, partitions)
-    assert len(found) <= partitions
-    assert (found[0].start, found[-1].end) == (whole.start, whole.end)
-    assert all(a.end == b.start for a, b in pairwise(found))
-    assert {part.start for part in found[1:]} <= {start for start, _ in weights}
+    parts = cut(whole, weights, partitions)
+    assert len(parts) <= partitions
+    assert (parts[0].start, parts[-1].end) == (whole.start, whole.end)
+    assert all(a.end == b.start for a, b in pairwise(parts))
+    assert {part.start for part in parts[1:]} <= {start for start, _ in weights}
 
 
 def test_parts_have_about_as_many_rows() -> None:
     regions = [(bytes([n]), 100 if n < 50 else 300) for n in range(100)]
-    found = cut(KeyRange(), regions, 4)
-    rows = [sum(n for start, n in regions if start in part) for part in found]
+    parts = cut(KeyRange(), regions, 4)
+    rows = [sum(n for start, n in regions if start in part) for part in parts]
     assert all(abs(n - 5000) <= 300 for n in rows), rows
     assert len(rows) == 4
 
@@ -139,10 +139,10 @@ class Bucket:
         self.store.put(str(key), data)
 
     def backlog(self, *positions: Positions) -> dict[int, list[tuple[int, int, int, bool]]]:
-        found = find_backlog(self.catalog, self.store, T, dict(enumerate(positions or ({},))))
+        streams_of = find_backlog(self.catalog, self.store, T, dict(enumerate(positions or ({},))))
         return {
             store_id: [(s.incarnation, s.after_seq, len(s.sizes), s.closes) for s in streams]
-            for store_id, streams in found.items()
+            for store_id, streams in streams_of.items()
         }
 
     def batches(
@@ -162,9 +162,9 @@ class Bucket:
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    made = Bucket(tmp_path)
-    yield made
-    made.catalog.close()
+    new_bucket = Bucket(tmp_path)
+    yield new_bucket
+    new_bucket.catalog.close()
 
 
 def steps(batch: Batch) -> list[tuple[int, int, int, bool]]:
@@ -197,9 +197,9 @@ def test_an_older_life_ends_at_its_last_file_unless_all_have_closed_it(bucket: B
 def test_files_that_were_given_up_before_a_task_had_them_are_an_error(bucket: Bucket) -> None:
     epoch = acquire_leadership(bucket.catalog, "m", starts=True)
     assert epoch is not None
-    mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, leader_epoch=epoch)
-    assert mine is not None
-    assert set_reclaimed(bucket.catalog, T, 1, 1, 5, dispatcher_epoch=mine)
+    dispatcher_epoch = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, leader_epoch=epoch)
+    assert dispatcher_epoch is not None
+    assert set_reclaimed(bucket.catalog, T, 1, 1, 5, dispatcher_epoch=dispatcher_epoch)
     with pytest.raises(FeedGap, match="reclaimed"):
         bucket.backlog({1: {1: Position(seq=4)}})
     assert bucket.backlog({1: {1: Position(seq=5)}})[1] == [(1, 5, 0, False)]

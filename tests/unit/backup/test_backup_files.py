@@ -60,9 +60,9 @@ def test_what_was_written_is_read(written: FileWriter, tmp_path: Path) -> None:
     assert all(len(file.blocks) > 1 for file in written.files)
     read = [block for file in written.files for block in read_file(store, file)]
     assert pa.concat_tables(read).combine_chunks() == pairs(0, 10_000).combine_chunks()
-    found = read_manifest(encode_manifest(manifest(written)))
-    assert found == manifest(written)
-    assert (found.lasting.pairs, found.expiring.pairs) == (7_500, 2_500)
+    manifest_read = read_manifest(encode_manifest(manifest(written)))
+    assert manifest_read == manifest(written)
+    assert (manifest_read.lasting.pairs, manifest_read.expiring.pairs) == (7_500, 2_500)
     for file in written.files:
         check_file(store, file)
 
@@ -120,6 +120,6 @@ def test_a_changed_manifest_is_refused(written: FileWriter) -> None:
 
 def test_conversions_are_those_that_lose_nothing() -> None:
     check_conversion(Api.V1TTL, Api.V2)
-    for source, wanted in ((Api.V2, Api.V1), (Api.V1TTL, Api.V1), (Api.V2, Api.V1TTL)):
+    for source, target in ((Api.V2, Api.V1), (Api.V1TTL, Api.V1), (Api.V2, Api.V1TTL)):
         with pytest.raises(InvalidInput):
-            check_conversion(source, wanted)
+            check_conversion(source, target)

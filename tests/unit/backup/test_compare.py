@@ -38,20 +38,20 @@ def test_one_changed_one_missing_and_one_extra_key_are_found(seed: int) -> None:
     there[b"k00700"] = (b"other", SOURCE[b"k00700"][1])
     del there[b"k01200"]
     there[b"k02000x"] = (b"new", None)
-    got = found(there, seed)
-    assert got.faults == {Fault.CHANGED: 1, Fault.MISSING: 1, Fault.EXTRA: 1, Fault.EXPIRY: 0}
-    assert [(d.key, d.fault) for d in got.differences] == [
+    comparison = found(there, seed)
+    assert comparison.faults == {Fault.CHANGED: 1, Fault.MISSING: 1, Fault.EXTRA: 1, Fault.EXPIRY: 0}
+    assert [(d.key, d.fault) for d in comparison.differences] == [
         (b"k00700", Fault.CHANGED),
         (b"k01200", Fault.MISSING),
         (b"k02000x", Fault.EXTRA),
     ]
-    assert got.differences[0].destination == sha256(b"other").hexdigest()[:16]
-    assert got.differences[0].source == sha256(SOURCE[b"k00700"][0]).hexdigest()[:16]
-    assert got.differences[1].destination is None
-    assert got.differences[2].source is None
-    assert not got.equal
-    assert 0 < got.differing_ranges <= 3 < got.ranges
-    assert (got.source.pairs, got.destination.pairs) == (3000, 3000)
+    assert comparison.differences[0].destination == sha256(b"other").hexdigest()[:16]
+    assert comparison.differences[0].source == sha256(SOURCE[b"k00700"][0]).hexdigest()[:16]
+    assert comparison.differences[1].destination is None
+    assert comparison.differences[2].source is None
+    assert not comparison.equal
+    assert 0 < comparison.differing_ranges <= 3 < comparison.ranges
+    assert (comparison.source.pairs, comparison.destination.pairs) == (3000, 3000)
 
 
 def test_expiries_agree_within_the_tolerance_or_where_they_are_not_known() -> None:
@@ -66,15 +66,15 @@ def test_expiries_agree_within_the_tolerance_or_where_they_are_not_known() -> No
 
 def test_a_key_that_is_about_to_expire_may_be_absent() -> None:
     ending = {**SOURCE, b"k00001a": (b"x", NOW_S + 2), b"k00001b": (b"x", NOW_S + 3)}
-    got = found(SOURCE, source=ending)
-    assert (got.about_to_expire, got.faults[Fault.MISSING]) == (1, 1)
-    assert [d.key for d in got.differences] == [b"k00001b"]
+    comparison = found(SOURCE, source=ending)
+    assert (comparison.about_to_expire, comparison.faults[Fault.MISSING]) == (1, 1)
+    assert [d.key for d in comparison.differences] == [b"k00001b"]
 
 
 def test_all_differing_keys_are_counted_and_some_are_named() -> None:
-    got = found({})
-    assert got.faults[Fault.MISSING] == 3000
-    assert [d.key for d in got.differences] == [b"k%05d" % n for n in range(10)]
+    comparison = found({})
+    assert comparison.faults[Fault.MISSING] == 3000
+    assert [d.key for d in comparison.differences] == [b"k%05d" % n for n in range(10)]
 
 
 def test_keys_that_do_not_ascend_are_refused() -> None:

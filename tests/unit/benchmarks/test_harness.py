@@ -39,13 +39,13 @@ def test_higher_is_speed_and_lower_is_time(side: Callable[..., Callable[[], str]
 
 def test_the_median_of_paired_runs_counts(side: Callable[..., Callable[[], str]]) -> None:
     # one call for the proof, one to see how often to repeat, then the runs
-    found = compare("x", side(9, 1, 1, 2, 2, 2, 10), side(9, 1, 20), proof=str.__eq__, target=1.0, runs=5)
-    assert (found.ratio, found.min, found.max) == (10.0, 2.0, 20.0)
+    comparison = compare("x", side(9, 1, 1, 2, 2, 2, 10), side(9, 1, 20), proof=str.__eq__, target=1.0, runs=5)
+    assert (comparison.ratio, comparison.min, comparison.max) == (10.0, 2.0, 20.0)
 
 
 def test_short_sides_are_repeated(side: Callable[..., Callable[[], str]]) -> None:
-    found = compare("x", side(0.001), side(0.002), proof=str.__eq__, target=1.0)
-    assert found.ratio == pytest.approx(2.0)
+    comparison = compare("x", side(0.001), side(0.002), proof=str.__eq__, target=1.0)
+    assert comparison.ratio == pytest.approx(2.0)
 
 
 def test_sides_that_differ_are_no_result(side: Callable[..., Callable[[], str]]) -> None:

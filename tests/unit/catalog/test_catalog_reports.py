@@ -66,10 +66,10 @@ def objects(tree: Any) -> Iterator[dict[str, Any]]:
 
 def test_fields_of_a_newer_neighbour_are_ignored_wherever_they_stand() -> None:
     tree = orjson.loads(encode_report(FULL))
-    found = list(objects(tree))
-    assert len(found) == 5, "worker, task, stuck, store, tenant"
+    reports = list(objects(tree))
+    assert len(reports) == 5, "worker, task, stuck, store, tenant"
     for value in ("x", 1, None, {"a": [1]}):
-        for each in found:
+        for each in reports:
             each["added_by_a_newer_version"] = value
         assert decode_report(orjson.dumps(tree).decode()) == FULL
 

@@ -37,13 +37,13 @@ def test_a_range_of_the_keys_of_transactions(catalog: Catalog) -> None:
 
 
 def test_a_name_is_bound_by_the_first_contact(catalog: Catalog) -> None:
-    asked = {"kind": TenantKind.RAW, "keyspace": Keyspace(name="app"), "user_keys": KeyRange(b"a")}
-    row = register_tenant(catalog, A, **asked)  # type: ignore[arg-type]
+    terms = {"kind": TenantKind.RAW, "keyspace": Keyspace(name="app"), "user_keys": KeyRange(b"a")}
+    row = register_tenant(catalog, A, **terms)  # type: ignore[arg-type]
     assert (row.state, row.keyspace.id) == (TenantState.AWAITING_SNAPSHOT, None)
     bound = begin_tenant(catalog, A, 7)
     assert (bound.state, bound.keyspace, bound.start_ts) == (TenantState.ACTIVE, Keyspace(id=7, name="app"), 0)
     assert bound.range == KeyRange(b"r\0\0\7a", b"r\0\0\x08")
-    assert begin_tenant(catalog, A, 7) == bound == register_tenant(catalog, A, **asked)  # type: ignore[arg-type]
+    assert begin_tenant(catalog, A, 7) == bound == register_tenant(catalog, A, **terms)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="keyspace 7, and its pusher has keyspace 8"):
         begin_tenant(catalog, A, 8)
 
@@ -81,5 +81,5 @@ def test_the_cluster_of_a_tenant_of_tidb_is_the_one_that_its_pusher_has_named_la
     before = register_tenant(catalog, A)
     assert before.upstream_id is None
     for upstream_id in (7, 7, 8):
-        found = begin_tenant(catalog, A, None, 0, upstream_id)
-        assert (found.upstream_id, found.state, found.range) == (upstream_id, before.state, before.range)
+        row = begin_tenant(catalog, A, None, 0, upstream_id)
+        assert (row.upstream_id, row.state, row.range) == (upstream_id, before.state, before.range)

@@ -76,10 +76,10 @@ def test_polars_has_one_thread_unless_the_environment_says_or_the_role_has_large
 
 
 def test_the_shell_completes_commands() -> None:
-    asked = {"_TISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "tistream tena", "COMP_CWORD": "1"}
+    completion = {"_TISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "tistream tena", "COMP_CWORD": "1"}
     done = subprocess.run(
         [Path(sys.executable).with_name("tistream")],
-        capture_output=True, text=True, check=False, env={**os.environ, **asked},
+        capture_output=True, text=True, check=False, env={**os.environ, **completion},
     )  # fmt: skip
     assert done.stdout.split() == ["tenant"], done.stderr
 
@@ -122,8 +122,8 @@ def test_errors_are_one_line_and_an_exit_status(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    found, out, err = invoke(monkeypatch, capfd, *(a.replace("{tmp}", str(tmp_path)) for a in args))
-    assert (found, out) == (status, "")
+    exit_status, out, err = invoke(monkeypatch, capfd, *(a.replace("{tmp}", str(tmp_path)) for a in args))
+    assert (exit_status, out) == (status, "")
     assert words in " ".join(err.split())
     assert "Traceback" not in err
 
@@ -206,17 +206,17 @@ def test_names_and_addresses_of_a_pull() -> None:
 
 
 def test_the_line_that_resumes_a_pull_asks_for_the_same() -> None:
-    asked = PullRequest(
+    request = PullRequest(
         url="http://h:1", cluster=2, tenant=3, database="shop", table=None, format="canal-json", until=None, limit=None,
         options={"enable-tidb-extension": "true"}, filters={"tables": "shop.*,!shop.x", "where": "a > 'b'"},
     )  # fmt: skip
-    assert shlex.split(asked.resume("abc", follow=True)) == [
+    assert shlex.split(request.resume("abc", follow=True)) == [
         *("tistream", "pull", "shop", "--url", "http://h:1", "-c", "2", "-t", "3", "--format", "canal-json"),
         *("-O", "enable-tidb-extension=true", "--tables=shop.*,!shop.x", "--where=a > 'b'"),
         *("--cursor", "abc", "--follow"),
     ]
-    assert "--format" not in replace(asked, format=None).resume("abc", follow=False), "readable rows again"
-    assert asked.sent == {"enable-tidb-extension": "true", "tables": "shop.*,!shop.x", "where": "a > 'b'"}
+    assert "--format" not in replace(request, format=None).resume("abc", follow=False), "readable rows again"
+    assert request.sent == {"enable-tidb-extension": "true", "tables": "shop.*,!shop.x", "where": "a > 'b'"}
 
 
 def test_filters_come_from_address_file_and_options(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_filters_come_from_address_file_and_options(tmp_path: Path) -> None:
     )
     query = parse_query("http://h/changes?tables=a.*&tables=!a.b&columns=id&where=x=1")
     assert query == {"tables": "a.*,!a.b", "columns": "id", "where": "x=1"}
-    found = filters_of(query, file, FilterOptions(where="y = 2", ops=["insert", "ddl"]))
-    assert found == {
+    filters = filters_of(query, file, FilterOptions(where="y = 2", ops=["insert", "ddl"]))
+    assert filters == {
         "tables": "shop.*,!shop.audit_*", "columns": "id", "where": "y = 2", "ops": "insert,ddl",
         "event_filters": '[{"matcher":["test.worker"],"ignore-event":["insert"]}]',
     }  # fmt: skip

@@ -86,9 +86,9 @@ def change(kind: str, columns: Columns | None, old: Columns | None, handle: int 
     }  # fmt: skip
 
 
-def said(made: Columns) -> str:
+def said(columns: Columns) -> str:
     """What stands behind time, table and operation."""
-    return readable(made, width=WIDE).split(maxsplit=3)[3]
+    return readable(columns, width=WIDE).split(maxsplit=3)[3]
 
 
 def test_an_insert_has_the_key_first_then_all_columns() -> None:
@@ -158,8 +158,8 @@ def test_json_is_shown_as_it_is() -> None:
 
 def test_control_characters_never_reach_the_terminal() -> None:
     row = {"id": 17, "a\x1b[2J": "x\x1b]0;title\x07", "b": "\r\n\x7f\x9b\u202e\u2028", "c": "\b"}
-    made = change("insert", row, None) | {"table": "or\x1bders", "database": "\x9b"}
-    text = readable(made, width=WIDE)
+    event = change("insert", row, None) | {"table": "or\x1bders", "database": "\x9b"}
+    text = readable(event, width=WIDE)
     assert text.isprintable()
     assert r"a\x1b[2J=" in text
     assert text.endswith(r'\u202e\u2028"  c="\b"')
@@ -167,10 +167,10 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 def test_a_line_fits_the_terminal_and_a_long_value_leaves_room() -> None:
     old = {"id": 17, "photo": "漢" * 500, "state": "paid"}
-    made = change("update", {**old, "photo": "字" * 500, "state": "sent"}, old)
-    assert readable(made, width=200).endswith("…  state: paid -> sent")
+    event = change("update", {**old, "photo": "字" * 500, "state": "sent"}, old)
+    assert readable(event, width=200).endswith("…  state: paid -> sent")
     for width in (20, 80, 81):
-        line = readable(made, width=width)
+        line = readable(event, width=width)
         assert width - 2 <= cell_len(line) <= width
         assert line.endswith("…")
 
@@ -202,6 +202,6 @@ def test_a_finite_pull_has_days_and_its_end_and_no_watermarks(monkeypatch: pytes
 
 def test_lines_stay_as_they_are_with_a_format_or_without_a_terminal() -> None:
     page = Page(content=b'{"type":"x"}\n{"type":"y"}\n', next_cursor="c", resolved_ts=1, has_more=False)
-    for asked, out in (("ndjson", Terminal()), (None, BytesIO())):
-        assert output_of(asked, out, follow=False).write(page) == 2
+    for format_name, out in (("ndjson", Terminal()), (None, BytesIO())):
+        assert output_of(format_name, out, follow=False).write(page) == 2
         assert out.getvalue() == page.content

@@ -99,18 +99,18 @@ OPTIONS = [(name, option) for name, command in ALL.items() for option in command
 def two_meanings(options: list[tuple[str, Any]]) -> list[str]:
     """What is wrong, one line for each option."""
     helps: dict[str, set[str]] = defaultdict(set)
-    found = []
+    faults = []
     for name, option in options:
         long = next(opt for opt in option.opts if opt.startswith("--"))
         helps[long].add(option.help or "")
         for short in (opt for opt in option.opts if not opt.startswith("--")):
             if SHORT.get(short) != long:
-                found.append(f"{name}: {short} is {long}, and {SHORT.get(short)} elsewhere")
+                faults.append(f"{name}: {short} is {long}, and {SHORT.get(short)} elsewhere")
     for long, texts in helps.items():
         if len(texts) > 1 and long not in MEANINGS:
-            found.append(f"{long} has several meanings: {sorted(texts)}")
-        found += [f"{long}: {text}" for text in texts if long in MEANINGS and not re.search(MEANINGS[long], text)]
-    return found
+            faults.append(f"{long} has several meanings: {sorted(texts)}")
+        faults += [f"{long}: {text}" for text in texts if long in MEANINGS and not re.search(MEANINGS[long], text)]
+    return faults
 
 
 def test_an_option_has_one_meaning_in_all_commands() -> None:

@@ -45,8 +45,8 @@ def test_the_hints_name_options_that_there_are() -> None:
 
 
 def test_every_hint_of_the_command_line_is_needed() -> None:
-    known = {error.code: error.hint for error in ERRORS}
-    assert [code for code in HINTS if not _OF_THE_API.search(known[code])] == []
+    hints = {error.code: error.hint for error in ERRORS}
+    assert [code for code in HINTS if not _OF_THE_API.search(hints[code])] == []
 
 
 def test_a_pattern_in_the_place_of_a_name_is_told_the_option() -> None:

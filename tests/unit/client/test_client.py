@@ -32,16 +32,16 @@ def test_a_page_asks_what_it_was_told() -> None:
     quarantined: dict[str, Any] = {"TiStream-Quarantined": "2"}
     script = Script(page("c1", content=b"{}\n{}\n", **quarantined))
     with client(script) as c:
-        got = (
+        first = (
             c.tenant(3, 4)
             .within("a/b", "t t")
             .page(end=7, limit=5, format="canal-json", options={"content-compatible": "true"})
         )
-    assert (got.next_cursor, got.resolved_ts, got.has_more, got.quarantined) == ("c1", 9, False, 2)
-    assert got.lines() == [b"{}", b"{}"]
-    (asked,) = script.asked
-    assert asked.url.raw_path.startswith(b"/v1/clusters/3/tenants/4/databases/a%2Fb/tables/t%20t/changes?")
-    assert dict(asked.url.params) == {
+    assert (first.next_cursor, first.resolved_ts, first.has_more, first.quarantined) == ("c1", 9, False, 2)
+    assert first.lines() == [b"{}", b"{}"]
+    (request,) = script.asked
+    assert request.url.raw_path.startswith(b"/v1/clusters/3/tenants/4/databases/a%2Fb/tables/t%20t/changes?")
+    assert dict(request.url.params) == {
         "start_ts": "earliest", "end_ts": "7", "limit": "5", "format": "canal-json", "content-compatible": "true",
     }  # fmt: skip
 
@@ -92,10 +92,10 @@ def test_following_lines_takes_a_stream_and_resumes_what_breaks_off() -> None:
         (b"2\n3\n", "b", 6),
         (b"", "c", 7),
     ]
-    asked = [dict(r.url.params) for r in script.asked]
-    assert [a.get("cursor") for a in asked] == [None, "a", "a", "b"]
-    assert asked[0]["start_ts"] == "-1h"
-    assert {a["framing"] for a in asked} == {"sse"}
+    params = [dict(r.url.params) for r in script.asked]
+    assert [a.get("cursor") for a in params] == [None, "a", "a", "b"]
+    assert params[0]["start_ts"] == "-1h"
+    assert {a["framing"] for a in params} == {"sse"}
     assert script.asked[0].url.path.endswith("/databases/d/changes:stream")
 
 
@@ -180,9 +180,9 @@ def test_registering() -> None:
     script = Script(httpx2.Response(200, content=b'{"state":"AWAITING_SNAPSHOT"}'))
     with connect("http://host", transport=script) as c:
         assert c.tenant(1, 2).register() == {"state": "AWAITING_SNAPSHOT"}
-    (asked,) = script.asked
-    assert (asked.method, asked.url.path) == ("POST", "/v1/tenants")
-    assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2, "kind": "tidb"}
+    (request,) = script.asked
+    assert (request.method, request.url.path) == ("POST", "/v1/tenants")
+    assert orjson.loads(request.content) == {"cluster_id": 1, "tenant_id": 2, "kind": "tidb"}
 
 
 @pytest.mark.parametrize("method", ["page", "changes", "follow"])
@@ -194,7 +194,7 @@ def test_an_unknown_argument_is_refused(method: str) -> None:
 
 
 def test_filters_are_part_of_the_query() -> None:
-    asked = pull_params(
+    params = pull_params(
         {
             "cursor": "c", "tables": ["shop.*", "!shop.a"], "columns": "id,name", "ops": ("insert", "ddl"),
             "where": "a = 'x,y'", "event_filters": [{"matcher": ["a.b"], "ignore-event": ["insert"]}],
@@ -202,7 +202,7 @@ def test_filters_are_part_of_the_query() -> None:
         "ndjson",
         None,
     )  # fmt: skip
-    assert asked == {
+    assert params == {
         "cursor": "c", "format": "ndjson", "tables": "shop.*,!shop.a", "columns": "id,name", "ops": "insert,ddl",
         "where": "a = 'x,y'", "event_filters": '[{"matcher":["a.b"],"ignore-event":["insert"]}]',
     }  # fmt: skip

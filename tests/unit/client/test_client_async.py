@@ -94,11 +94,11 @@ def test_both_do_the_same(name: str) -> None:
 
 def test_a_snapshot_is_pages_and_what_follows_is_a_stream() -> None:
     urls, _, _ = by_sync(*SCRIPTS["a stream behind a snapshot"])
-    asked = [httpx2.URL(url) for url in urls]
-    assert [url.path.rpartition("/")[2] for url in asked] == ["changes", "changes", "changes:stream"]
-    assert [dict(url.params).get("cursor") for url in asked] == [None, "a", "b"]
-    assert "wait" not in asked[-1].params, "a stream has no such parameter"
-    assert {name: dict(asked[0].params).get(name) for name in ("snapshot", "as_of", "start_ts")} == {
+    addresses = [httpx2.URL(url) for url in urls]
+    assert [url.path.rpartition("/")[2] for url in addresses] == ["changes", "changes", "changes:stream"]
+    assert [dict(url.params).get("cursor") for url in addresses] == [None, "a", "b"]
+    assert "wait" not in addresses[-1].params, "a stream has no such parameter"
+    assert {name: dict(addresses[0].params).get(name) for name in ("snapshot", "as_of", "start_ts")} == {
         "snapshot": "true", "as_of": "5", "start_ts": None,
     }  # fmt: skip
 
@@ -144,15 +144,15 @@ def test_resources_and_registering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_following_saves_behind_the_body(tmp_path: Any) -> None:
     script, store = Script(page("a", more=True), page("b")), FileCursorStore(tmp_path / "at")
-    known: list[str | None] = []
+    cursors: list[str | None] = []
 
     async def run() -> None:
         async with AsyncClient("http://host:1", transport=script) as client:
             async for _ in client.tenant(1, 1).changes(store=store).pages():
-                known.append(store.load())
+                cursors.append(store.load())
 
     asyncio.run(run())
-    assert (known, store.load()) == ([None, "a"], "b")
+    assert (cursors, store.load()) == ([None, "a"], "b")
 
 
 @pytest.fixture(autouse=True)

@@ -71,8 +71,8 @@ class Deadly:
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "db"
-    with closing(sqlite3.connect(path)) as made, made:
-        made.execute("CREATE TABLE taken (number INTEGER)")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE taken (number INTEGER)")
     return path
 
 
@@ -168,17 +168,17 @@ def test_names_stand_apart(database: Path) -> None:
 
 
 def test_with_a_file_nothing_is_lost(tmp_path: Path) -> None:
-    path, got = tmp_path / "at", list[int]()
+    path, numbers = tmp_path / "at", list[int]()
 
     def take(number: int) -> None:
-        got.append(number)
-        if len(got) == 2:
+        numbers.append(number)
+        if len(numbers) == 2:
             raise Killed
 
     with pytest.raises(Killed):
         consume(FileCursorStore(path), take)
     consume(FileCursorStore(path), take)
-    assert got == [1, 2, 2, 3, 4], "the page in work came again"
+    assert numbers == [1, 2, 2, 3, 4], "the page in work came again"
     assert FileCursorStore(path).load() == "4"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["at"]

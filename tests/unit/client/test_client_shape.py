@@ -66,11 +66,11 @@ def test_no_argument_is_of_any_kind() -> None:
 def test_what_is_shown_is_short_and_holds_no_key() -> None:
     script = Script(page("c", content=b"x" * 10_000))
     with Client("http://ann:pw@host:1", key=KEY, transport=script) as client:
-        mine = client.tenant(1, 2)
+        one = client.tenant(1, 2)
         shown = [
-            client, mine, mine.database("shop"), mine.table("shop.t"), mine.consumer("loader", member="m"),
-            mine.changes(), mine.table("shop.t").changes(), mine.table("shop.t").rows(as_of="-1h"), mine.page(),
-            Batch(page=mine.page(), partition=1, epoch=2, checkpoint_ts=3),
+            client, one, one.database("shop"), one.table("shop.t"), one.consumer("loader", member="m"),
+            one.changes(), one.table("shop.t").changes(), one.table("shop.t").rows(as_of="-1h"), one.page(),
+            Batch(page=one.page(), partition=1, epoch=2, checkpoint_ts=3),
             TenantState(cluster_id=1, tenant_id=2, state="ACTIVE", resolved_ts=3, facts={"key": KEY}),
             AsyncClient("http://ann:pw@host:1", key=KEY), AsyncClient("http://host:1", key=KEY).tenant(1, 2),
         ]  # fmt: skip
@@ -95,5 +95,5 @@ def test_an_error_has_no_key() -> None:
 
 def test_a_page_has_the_changes_without_the_watermark() -> None:
     lines = b'{"type":"insert","columns":{"id":1}}\n{"type":"resolved","resolved_ts":"9"}\n'
-    found = Page(content=lines, next_cursor="c", resolved_ts=9, has_more=False)
-    assert found.changes() == [{"type": "insert", "columns": {"id": 1}}]
+    one_page = Page(content=lines, next_cursor="c", resolved_ts=9, has_more=False)
+    assert one_page.changes() == [{"type": "insert", "columns": {"id": 1}}]

@@ -94,9 +94,9 @@ def test_types_become_as_wide_as_they_ever_were() -> None:
     enum = pa.array(["a", "b"]).dictionary_encode()
     one = pa.table({"n": pa.array([1], pa.int8()), "e": enum.slice(0, 1), "l": pa.array([["x", "y"]])})
     two = pa.table({"n": pa.array([1 << 40]), "e": pa.array(["c"]).dictionary_encode(), "l": ["z"]})
-    made = joined([one, two])
-    assert made["n"].type == pa.int64()
-    assert made.to_pylist() == [{"n": 1, "e": "a", "l": "x,y"}, {"n": 1 << 40, "e": "c", "l": "z"}]
+    table = joined([one, two])
+    assert table["n"].type == pa.int64()
+    assert table.to_pylist() == [{"n": 1, "e": "a", "l": "x,y"}, {"n": 1 << 40, "e": "c", "l": "z"}]
     with pytest.raises(InvalidInput, match="both text and bytes"):
         joined([pa.table({"c": ["t"]}), pa.table({"c": [b"\xff"]}), pa.table({"c": [1]})])
 

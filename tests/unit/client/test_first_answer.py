@@ -115,8 +115,8 @@ def test_a_service_that_has_answered_is_waited_for() -> None:
     script = Script(page("a"), *[httpx2.ConnectError("refused")] * 40, page("b"), problem(503), page("c"))
     pauses = list[float]()
     with Client("http://host:1", transport=script, sleep=pauses.append, first_answer_s=30, retry_s=600) as client:
-        found = [client.tenant(1, 1).page().next_cursor for _ in range(3)]
-    assert (found, script.first_signs) == (["a", "b", "c"], 1)
+        cursors = [client.tenant(1, 1).page().next_cursor for _ in range(3)]
+    assert (cursors, script.first_signs) == (["a", "b", "c"], 1)
     assert sum(pauses) > 60
 
 
@@ -132,9 +132,9 @@ def test_no_error_tells_its_user_of_the_names_in_the_code() -> None:
     """Its first line is a message: what it means to a program is said beside it."""
     everything, todo = set[type[TiStreamError]](), [TiStreamError]
     while todo:
-        found = todo.pop().__subclasses__()
-        everything.update(found)
-        todo += found
+        subclasses = todo.pop().__subclasses__()
+        everything.update(subclasses)
+        todo += subclasses
     said = {
         each: (each.__doc__ or "").split("\n")[0] for each in everything if each.__module__.split(".")[0] != "tests"
     }

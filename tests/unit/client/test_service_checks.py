@@ -46,18 +46,18 @@ def test_no_offset_without_a_valid_date_header(headers: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("ms", "verdict"), [(999, OK), (-999, OK), (1_000, WARN), (-59_999, WARN), (-60_000, FAIL)])
 def test_verdict_of_a_clock_skew(ms: int, verdict: Verdict) -> None:
-    found = clock_skew("its", ms)
-    assert found.verdict is verdict
-    assert found.facts == {"offset_ms": ms}
-    assert found.words == f"its clock is {abs(ms)} ms {'ahead of' if ms > 0 else 'behind'} this machine's"
+    finding = clock_skew("its", ms)
+    assert finding.verdict is verdict
+    assert finding.facts == {"offset_ms": ms}
+    assert finding.words == f"its clock is {abs(ms)} ms {'ahead of' if ms > 0 else 'behind'} this machine's"
 
 
 def test_a_part_that_is_not_ok_fails() -> None:
     checklist = Checklist()
     check_parts(checklist, {"catalog": "ok", "object store": "the bucket is not there"})
-    found = checklist.findings
-    assert [(f.name, f.verdict) for f in found] == [("part: catalog", OK), ("part: object store", FAIL)]
-    assert found[1].words == "the bucket is not there"
+    findings = checklist.findings
+    assert [(f.name, f.verdict) for f in findings] == [("part: catalog", OK), ("part: object store", FAIL)]
+    assert findings[1].words == "the bucket is not there"
 
 
 def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "k") -> dict[str, Any]:
@@ -66,7 +66,7 @@ def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("answer", "verdict"),
     [
         (who("owner", ["look", "read"]), OK),
         (who("owner", ["look"], key_id=""), OK),
@@ -74,8 +74,8 @@ def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "
         (who("pusher", ["push"], 7), WARN),
     ],
 )
-def test_a_key_that_does_not_see_everything_is_a_warning(found: dict[str, Any], verdict: Verdict) -> None:
-    assert check_key(found).verdict is verdict
+def test_a_key_that_does_not_see_everything_is_a_warning(answer: dict[str, Any], verdict: Verdict) -> None:
+    assert check_key(answer).verdict is verdict
 
 
 def test_problems() -> None:
@@ -112,9 +112,9 @@ def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
     ],
 )
 def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) -> None:
-    found = check_workers({"items": workers})
-    assert found.verdict is verdict
-    assert words in found.words
+    finding = check_workers({"items": workers})
+    assert finding.verdict is verdict
+    assert words in finding.words
 
 
 def test_each_tenant_with_its_watermark_gaps() -> None:
@@ -129,13 +129,13 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
     tenants.append({**tenants[0], "tenant_id": 4, "lag_s": 0, "ended": True, "resolved_time": "2026-11-21T08:02:58Z"})
     checklist = Checklist()
     check_tenants(checklist, tenants, watermark_gaps)
-    found = checklist.findings
-    assert [f.verdict for f in found] == [OK, WARN, FAIL, OK]
-    assert found[3].name == "tenant 1/4"
-    assert found[3].words == "ACTIVE, ended, complete up to 2026-11-21T08:02:58Z"
-    assert found[0].words == "ACTIVE, 1.5 s behind"
-    assert found[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
-    assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
+    findings = checklist.findings
+    assert [f.verdict for f in findings] == [OK, WARN, FAIL, OK]
+    assert findings[3].name == "tenant 1/4"
+    assert findings[3].words == "ACTIVE, ended, complete up to 2026-11-21T08:02:58Z"
+    assert findings[0].words == "ACTIVE, 1.5 s behind"
+    assert findings[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
+    assert findings[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_a_tenant_that_is_far_behind_is_a_warning(lag_s: float | None, verdict: 
     checklist = Checklist()
     state = "AWAITING_SNAPSHOT" if lag_s is None else "ACTIVE"
     check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_s": lag_s, "ended": False}], [])
-    (found,) = checklist.findings
-    assert (found.verdict, found.words) == (verdict, words)
+    (finding,) = checklist.findings
+    assert (finding.verdict, finding.words) == (verdict, words)
 
 
 def test_a_check_that_raises_fails_with_the_text_of_the_error() -> None:
@@ -161,6 +161,6 @@ def test_a_check_that_raises_fails_with_the_text_of_the_error() -> None:
 
     checklist = Checklist()
     assert not checklist.check("put", refused)
-    (found,) = checklist.findings
-    assert (found.name, found.verdict, found.facts) == ("put", FAIL, {"code": "TS-1039"})
-    assert found.words.startswith("AccessDenied (key=k); Own credentials")
+    (finding,) = checklist.findings
+    assert (finding.name, finding.verdict, finding.facts) == ("put", FAIL, {"code": "TS-1039"})
+    assert finding.words.startswith("AccessDenied (key=k); Own credentials")

@@ -84,27 +84,27 @@ def test_a_merge_by_primary_key_is_the_table(seed: int) -> None:
     begun, ended, events = lives(seed)
     if not events:
         return
-    found = upserts(page(events), ["id", "part"])
-    mine = {(r["id"], r["part"]): r for r in begun.values()}
-    written = [(r["id"], r["part"]) for r in found.rows.to_pylist()]
-    gone = [(r["id"], r["part"]) for r in found.gone.to_pylist()]
+    change = upserts(page(events), ["id", "part"])
+    merged = {(r["id"], r["part"]): r for r in begun.values()}
+    written = [(r["id"], r["part"]) for r in change.rows.to_pylist()]
+    gone = [(r["id"], r["part"]) for r in change.gone.to_pylist()]
     assert len(set(written + gone)) == len(written + gone), "each key once"
     for key in gone:
-        mine.pop(key, None)
-    mine.update({(r["id"], r["part"]): r for r in found.rows.to_pylist()})
-    assert mine == {(r["id"], r["part"]): r for r in ended.values()}
+        merged.pop(key, None)
+    merged.update({(r["id"], r["part"]): r for r in change.rows.to_pylist()})
+    assert merged == {(r["id"], r["part"]): r for r in ended.values()}
     by_record = upserts(page(events), ["_key"])
-    mine = dict(begun)
+    merged = dict(begun)
     for row in by_record.gone.to_pylist():
-        mine.pop(row["_key"], None)
-    mine.update({r["_key"]: {n: r[n] for n in ("id", "part", "v")} for r in by_record.rows.to_pylist()})
-    assert mine == ended
+        merged.pop(row["_key"], None)
+    merged.update({r["_key"]: {n: r[n] for n in ("id", "part", "v")} for r in by_record.rows.to_pylist()})
+    assert merged == ended
 
 
 def test_a_page_without_rows_leaves_nothing() -> None:
-    found = upserts(PAGE.empty_table(), ["id"])
-    assert (found.rows.num_rows, found.gone.num_rows) == (0, 0)
-    assert found.rows.schema.names == ["id", "part", "v"]
+    change = upserts(PAGE.empty_table(), ["id"])
+    assert (change.rows.num_rows, change.gone.num_rows) == (0, 0)
+    assert change.rows.schema.names == ["id", "part", "v"]
 
 
 def test_the_key_must_be_there() -> None:
@@ -128,10 +128,10 @@ def test_a_key_may_be_a_set() -> None:
         ("delete", 4, [], 3, {"id": [], "v": 3}),
     ]
     plain = pa.schema([schema.field(0).with_type(pa.string()), *list(schema)[1:]])
-    made = [
+    events = [
         {"_op": op, "_commit_ts": ts, "_start_ts": 0, "_key": b"k", "_table_id": 1, "id": id_, "v": v, "_old": old}
         for op, ts, id_, v, old in rows
     ]
-    found = upserts(pa.Table.from_pylist(made, schema=plain).cast(schema), ["id"])
-    assert found.rows.to_pylist() == [{"id": [""], "v": 4}, {"id": ["c"], "v": 5}, {"id": ["a", "b"], "v": 6}]
-    assert found.gone.to_pylist() == [{"id": []}, {"id": ["b"]}]
+    change = upserts(pa.Table.from_pylist(events, schema=plain).cast(schema), ["id"])
+    assert change.rows.to_pylist() == [{"id": [""], "v": 4}, {"id": ["c"], "v": 5}, {"id": ["a", "b"], "v": 6}]
+    assert change.gone.to_pylist() == [{"id": []}, {"id": ["b"]}]

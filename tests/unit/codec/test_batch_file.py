@@ -256,9 +256,9 @@ def test_promises_are_read_from_the_end_of_a_file() -> None:
         if 16 <= length < needed:
             assert decode_watermarks(KEY, data[-length:], len(data)) is None
         elif length >= needed:
-            found = decode_watermarks(KEY, data[-length:], len(data))
-            assert found is not None
-            assert (found.cut_ts, found.regions.equals(whole.regions)) == (CUT_TS, True)
+            promises = decode_watermarks(KEY, data[-length:], len(data))
+            assert promises is not None
+            assert (promises.cut_ts, promises.regions.equals(whole.regions)) == (CUT_TS, True)
 
 
 @pytest.mark.parametrize("other", [replace(KEY, seq=10), replace(KEY, incarnation=1)])

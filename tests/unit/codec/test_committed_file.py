@@ -67,7 +67,7 @@ def test_large_tables_have_own_segments_and_small_ones_share() -> None:
 def test_each_task_has_its_own_segments() -> None:
     flushes = [(1, table(row(9, 1))), (2, table()), (3, table(row(9, 1), row(9, 2)))]
     data, segments = build_committed_file(KEY, flushes, "w")
-    assert {task: [(s.number, s.rows) for s in found] for task, found in segments.items()} == {
+    assert {task: [(s.number, s.rows) for s in found_segments] for task, found_segments in segments.items()} == {
         1: [(0, 1)],
         2: [],
         3: [(1, 2)],

@@ -64,8 +64,8 @@ def test_what_goes_in_comes_out() -> None:
 
 def test_any_parquet_reader_reads_it() -> None:
     given = rows(*MANY)
-    found = pq.read_table(io.BytesIO(build_compacted_file(given).data))
-    assert found.cast(change.COMMITTED).equals(given)
+    table = pq.read_table(io.BytesIO(build_compacted_file(given).data))
+    assert table.cast(change.COMMITTED).equals(given)
 
 
 def test_row_groups_follow_the_tables_and_describe_their_rows() -> None:

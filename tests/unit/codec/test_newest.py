@@ -26,10 +26,10 @@ def rows_of(run: Iterator[pa.Table]) -> list[Version]:
 
 
 def replayed(rows: list[Version]) -> list[Version]:
-    found: dict[bytes, Version] = {}
+    newest_rows: dict[bytes, Version] = {}
     for row in sorted(rows, key=lambda r: r[1]):
-        found[row[0]] = row
-    return sorted(found.values())
+        newest_rows[row[0]] = row
+    return sorted(newest_rows.values())
 
 
 @pytest.mark.parametrize("seed", range(40))

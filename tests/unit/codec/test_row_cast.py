@@ -201,14 +201,14 @@ CASES: list[tuple[str, ColumnSpec, ColumnSpec, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "values", "wanted"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("old", "new", "values", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_a_value_is_converted_or_refused(
-    old: ColumnSpec, new: ColumnSpec, values: list[Any], wanted: list[Any]
+    old: ColumnSpec, new: ColumnSpec, values: list[Any], expected: list[Any]
 ) -> None:
     result, sure = cast(old, new, pa.array(values, storage_type(old)))
     assert result.type == storage_type(new)
-    assert sure.tolist() == [w is not REFUSED for w in wanted]
-    assert result.to_pylist() == [None if w is REFUSED else w for w in wanted]
+    assert sure.tolist() == [w is not REFUSED for w in expected]
+    assert result.to_pylist() == [None if w is REFUSED else w for w in expected]
 
 
 def test_a_slice_of_a_column_is_converted_like_the_column() -> None:

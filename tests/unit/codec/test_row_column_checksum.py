@@ -240,8 +240,8 @@ def test_the_search_for_zones_is_bounded() -> None:
     cells = {c.id: enc.cell(c, value) for c, value in zip(columns, values, strict=True)}
     good, bad = (encode_v2(cells, 0, sums=(zlib.crc32(covered) ^ wrong,)) for wrong in (0, 1))
     began = time.process_time()
-    found = run(columns, good, *[bad] * 300, good)
-    assert [error.index for error in found.errors] == list(range(1, 301))
+    decoded = run(columns, good, *[bad] * 300, good)
+    assert [error.index for error in decoded.errors] == list(range(1, 301))
     assert time.process_time() - began < 4
 
 

@@ -60,9 +60,9 @@ def stored(column: ColumnSpec, raw: bytes) -> Any:
 
 
 def cause(decoded: Decoded, index: int = 0) -> str:
-    found = [error for error in decoded.errors if error.index == index]
-    assert len(found) == 1
-    return found[0].cause
+    errors = [error for error in decoded.errors if error.index == index]
+    assert len(errors) == 1
+    return errors[0].cause
 
 
 def test_row_of_every_common_type_from_the_server() -> None:
@@ -237,8 +237,8 @@ def test_vector() -> None:
 
 def test_text_that_is_not_utf8_gets_a_replacement_for_each_byte() -> None:
     rows = [encode_v2({1: raw}) for raw in (b"ok", b"\xe4\xb8", "中".encode() + b"\xff!", b"\xed\xa0\x80", b"")]
-    got = run([spec(1, 15)], list(rows)).batch.column(0).to_pylist()
-    assert got == ["ok", "\ufffd\ufffd", "中\ufffd!", "\ufffd\ufffd\ufffd", ""]
+    texts = run([spec(1, 15)], list(rows)).batch.column(0).to_pylist()
+    assert texts == ["ok", "\ufffd\ufffd", "中\ufffd!", "\ufffd\ufffd\ufffd", ""]
 
 
 def test_integer_handle_fills_a_column_that_the_value_lacks() -> None:
@@ -334,9 +334,9 @@ def test_missing_column_takes_its_origin_default(column: ColumnSpec, value: obje
 
 
 def test_default_of_another_type_fails_the_rows_that_lack_the_column() -> None:
-    found = run([spec(1, 3, origin_default="abc")], ["00", encode_v2({1: b"\x05"}), encode_v2({1: None})])
-    assert found.batch.column(0).to_pylist() == [None, 5, None]
-    (error,) = found.errors
+    decoded = run([spec(1, 3, origin_default="abc")], ["00", encode_v2({1: b"\x05"}), encode_v2({1: None})])
+    assert decoded.batch.column(0).to_pylist() == [None, 5, None]
+    (error,) = decoded.errors
     assert (error.index, error.column, error.offset) == (0, "c1", -1)
     assert "origin default" in error.cause
 
@@ -459,6 +459,6 @@ def test_refusals() -> None:
 
 def test_a_definition_that_cannot_be_used_fails_rows_and_raises_nothing() -> None:
     assert kind_of(spec(1, 255)) is Kind.UNKNOWN
-    found = run([spec(1, 255), spec(2, 3)], [encode_v2({1: b"x", 2: b"\x05"}), encode_v2({2: b"\x05"})])
-    assert ([e.index for e in found.errors], found.batch.column(1).to_pylist()) == ([0], [None, 5])
+    decoded = run([spec(1, 255), spec(2, 3)], [encode_v2({1: b"x", 2: b"\x05"}), encode_v2({2: b"\x05"})])
+    assert ([e.index for e in decoded.errors], decoded.batch.column(1).to_pylist()) == ([0], [None, 5])
     assert [e.index for e in run([spec(1, 3), spec(1, 3)], ["00", "00"]).errors] == [0, 1]

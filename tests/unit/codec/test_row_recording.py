@@ -24,13 +24,13 @@ Image = tuple[int, bytes, bytes | None, bytes | None]  # commit_ts, key, value, 
 def images() -> dict[RowLayout, list[Image]]:
     """The rows of all tables known to the schema, by the layout in force just before their commit."""
     history = recorded_history()
-    found: dict[RowLayout, list[Image]] = defaultdict(list)
+    by_layout: dict[RowLayout, list[Image]] = defaultdict(list)
     columns = [committed_rows()[name].to_pylist() for name in ("table_id", "commit_ts", "key", "value", "old_value")]
     for table_id, commit_ts, key, value, old in zip(*columns, strict=True):
         table = history.table_at(table_id, commit_ts - 1)
         if table is not None and commit_ts > history.start_ts:
-            found[row_layout(table)].append((commit_ts, key, value, old))
-    return found
+            by_layout[row_layout(table)].append((commit_ts, key, value, old))
+    return by_layout
 
 
 def decoded_column(rows: list[Image], layout: RowLayout, which: int) -> pa.RecordBatch:
@@ -75,8 +75,8 @@ def test_a_changed_bit_in_any_byte_of_a_checksummed_row_or_of_its_handle_is_noti
         for at in range(11, len(key)):
             keys.append(key[:at] + bytes([key[at] ^ 0x01]) + key[at + 1 :])
             rows.append(raw)
-        found = decode(layout, pa.array([key, *keys], pa.binary()), pa.array([raw, *rows], pa.binary()))
-        assert [error.index for error in found.errors] == list(range(1, len(rows) + 1)), (layout.name, raw.hex())
+        decoded = decode(layout, pa.array([key, *keys], pa.binary()), pa.array([raw, *rows], pa.binary()))
+        assert [error.index for error in decoded.errors] == list(range(1, len(rows) + 1)), (layout.name, raw.hex())
         tried += len(rows)
     assert tried > 3_000
 
@@ -86,11 +86,11 @@ def test_both_decoders_agree_on_every_row(which: int) -> None:
     for layout, rows in images().items():
         batch = decoded_column(rows, layout, which)
         batch.validate(full=True)
-        wanted = [decode_row(layout, row[1], (row[2], row[3])[which - 2]) for row in rows]
+        reference_rows = [decode_row(layout, row[1], (row[2], row[3])[which - 2]) for row in rows]
         for c, column in enumerate(layout.columns):
-            got = batch.column(c)
-            want = pa.array([row[c] for row in wanted], got.type)
-            assert got.equals(want), (layout.name, column.name)
+            column_values = batch.column(c)
+            want = pa.array([row[c] for row in reference_rows], column_values.type)
+            assert column_values.equals(want), (layout.name, column.name)
 
 
 def canal_form(column: ColumnSpec, values: pa.Array) -> list[str | None]:
@@ -110,11 +110,11 @@ def canal_form(column: ColumnSpec, values: pa.Array) -> list[str | None]:
 @functools.cache
 def canal_rows() -> dict[tuple[int, str], list[dict[str, Any]]]:
     """The messages of other software about the same changes, by commit and key. An update may be two messages."""
-    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    messages: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for line in expected("ticdc-canal-json-tidb"):
         if line["kind"] == "row":
-            found[int(line["commit_ts"]), line["key_hex"]].append(json.loads(line["msg"]))
-    return found
+            messages[int(line["commit_ts"]), line["key_hex"]].append(json.loads(line["msg"]))
+    return messages
 
 
 def test_text_equals_that_of_canal_json() -> None:
@@ -130,8 +130,8 @@ def test_text_equals_that_of_canal_json() -> None:
                 if message["old"]:
                     sides[3] = message["old"]
                 for which, data in sides.items():
-                    got = {column.name: shown[which][c][index] for c, column in enumerate(layout.columns)}
-                    assert got == data[0], (layout.name, commit_ts, key.hex())
+                    texts = {column.name: shown[which][c][index] for c, column in enumerate(layout.columns)}
+                    assert texts == data[0], (layout.name, commit_ts, key.hex())
                     compared += 1
     assert compared > 10_000
 

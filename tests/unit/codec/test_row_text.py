@@ -105,8 +105,8 @@ def test_text(column: ColumnSpec, value: object, want: str) -> None:
     ],
 )
 def test_float_plain_never_has_an_exponent(value: float, single: bool, want: str) -> None:
-    got = float_plain(pa.array([value, None], pa.float64()), single)
-    assert got.to_pylist() == [want, None]
+    texts = float_plain(pa.array([value, None], pa.float64()), single)
+    assert texts.to_pylist() == [want, None]
     assert float_plain(pa.array([], pa.float32()), single).to_pylist() == []
     plain = float_plain(pa.array([1e300, value, None, 0.5], pa.float64()).slice(1), single)  # others have an exponent
     assert plain.to_pylist() == [want, None, "0.5"]
@@ -118,8 +118,8 @@ def test_labels() -> None:
     enum = spec(247, elems=("a", "b"))
     assert enum_labels(enum, pa.array([0, 1, 2, None], pa.uint64())).to_pylist() == ["", "a", "b", None]
     many = spec(248, elems=tuple(f"m{n}" for n in range(64)))
-    got = set_labels(many, pa.array([0, 1 << 63 | 1, None, 2], pa.uint64())).to_pylist()
-    assert got == ["", "m0,m63", None, "m1"]
+    labels = set_labels(many, pa.array([0, 1 << 63 | 1, None, 2], pa.uint64())).to_pylist()
+    assert labels == ["", "m0,m63", None, "m1"]
     with pytest.raises(InvalidInput):
         enum_labels(enum, pa.array([3], pa.uint64()))
     with pytest.raises(InvalidInput):
@@ -137,8 +137,8 @@ def test_labels_ignore_values_under_a_null() -> None:
     [(1, 1, "01"), (8, 78, "4e"), (17, 119958, "01d496"), (64, 2**64 - 1, "ff" * 8), (9, 256, "0100")],
 )
 def test_bit_bytes(flen: int, value: int, want: str) -> None:
-    got = bit_bytes(spec(16, flen=flen), pa.array([value, None], pa.uint64()))
-    assert got.to_pylist() == [bytes.fromhex(want), None]
+    values = bit_bytes(spec(16, flen=flen), pa.array([value, None], pa.uint64()))
+    assert values.to_pylist() == [bytes.fromhex(want), None]
 
 
 def test_text_takes_only_the_storage_form() -> None:

@@ -39,9 +39,9 @@ INDEXES = [
 def test_record_keys(table_id: int, handle: int | bytes, encoded: str) -> None:
     key = tk.record_key(table_id, handle)
     assert key.hex() == encoded
-    found = parse_key(key)
+    parsed = parse_key(key)
     padded = handle if isinstance(handle, int) else handle.ljust(9, b"\0")
-    assert found == RecordKey(table_id=table_id, handle=padded)
+    assert parsed == RecordKey(table_id=table_id, handle=padded)
     assert key in tk.record_range(table_id)
     assert key in tk.table_range(table_id)
 

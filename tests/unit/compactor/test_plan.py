@@ -118,11 +118,11 @@ def test_what_unpacks_large_is_cut_by_its_unpacked_bytes_and_rows() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(1, 600)), max_size=40))
 def test_no_group_is_over_any_bound(given: list[tuple[int, int, int]]) -> None:
-    found = [
+    sized_pieces = [
         replace(p, raw_bytes=raw, rows=rows)
         for p, (_, raw, rows) in zip(pieces(*[size for size, _, _ in given]), given, strict=True)
     ]
-    for group in plan(found, replace(SETTINGS, raw_bytes_max=TARGET, rows_max=TARGET)):
+    for group in plan(sized_pieces, replace(SETTINGS, raw_bytes_max=TARGET, rows_max=TARGET)):
         assert group.stored_bytes <= TARGET
         assert sum(p.raw_bytes for p in group.pieces) <= TARGET
         assert sum(p.rows for p in group.pieces) <= TARGET
@@ -134,8 +134,8 @@ def test_a_log_that_is_looked_at_in_parts_gives_the_groups_that_it_has(given: li
     carried: list[Piece] = []
     for at in range(0, len(every) + part, part):
         seen = [*carried, *every[at : at + part]]
-        if found := plan(seen, SETTINGS):
-            assert set(found[0].pieces) <= set(every)
+        if groups := plan(seen, SETTINGS):
+            assert set(groups[0].pieces) <= set(every)
             return
         carried = unfinished(seen, SETTINGS)
     assert plan(every, SETTINGS) == []

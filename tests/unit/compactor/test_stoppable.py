@@ -57,8 +57,8 @@ def test_a_row_that_fails_stops_the_others() -> None:
 
 def test_each_row_has_one_result_and_progress_counts_them() -> None:
     seen: list[tuple[int, int]] = []
-    found = run_stoppable(
+    results = run_stoppable(
         OpenFolder(), lambda _, row: row * row, range(9), lambda *at: seen.append(at), CLOCK, threads=3
     )
-    assert sorted(found) == [n * n for n in range(9)]
+    assert sorted(results) == [n * n for n in range(9)]
     assert seen[-1] == (9, 9)

@@ -77,15 +77,15 @@ def test_schema_files_have_the_names_that_ticdc_gives_them() -> None:
     )
     [file] = of_events([database])
     assert file.key == "schema1/meta/schema_100_3233644819.json"
-    found = json.loads(file.data)
-    assert (found["Table"], found["TableColumns"], found["Type"], found["Query"]) == ("", None, 1, database.query)
+    entry = json.loads(file.data)
+    assert (entry["Table"], entry["TableColumns"], entry["Type"], entry["Query"]) == ("", None, 1, database.query)
 
 
 def test_a_schema_file_has_the_members_that_ticdc_writes() -> None:
-    found = json.loads(of_table(TABLE, 100, "alter table schema1.table1 add Birthday date", 5).data)
-    lengths = [column.pop("ColumnLength", None) for column in found["TableColumns"]]
+    entry = json.loads(of_table(TABLE, 100, "alter table schema1.table1 add Birthday date", 5).data)
+    lengths = [column.pop("ColumnLength", None) for column in entry["TableColumns"]]
     assert lengths == [None, "128", "64", None]  # as documented; TiCDC writes it as ColumnPrecision only
-    assert found == {
+    assert entry == {
         "Table": "table1",
         "Schema": "schema1",
         "Version": 1,
@@ -121,7 +121,7 @@ def test_a_schema_file_has_the_members_that_ticdc_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "wanted"),
+    ("given_column", "expected"),
     [
         (column("c", 11, decimal=5), "TIME scale=5"),
         (column("c", 3, 5, flag=32), "INT UNSIGNED precision=5"),
@@ -143,11 +143,11 @@ def test_a_schema_file_has_the_members_that_ticdc_writes() -> None:
         (column("c", 13, 4, 0), "YEAR precision=4"),
     ],
 )
-def test_columns_are_told_as_ticdc_tells_them(made: Column, wanted: str) -> None:
-    found = column_of(made)
-    assert found.pop("ColumnName") == "c"
-    shown = [found.pop("ColumnType"), *(f"{n.removeprefix('Column').lower()}={v}" for n, v in found.items())]
-    assert " ".join(shown) == wanted
+def test_columns_are_told_as_ticdc_tells_them(given_column: Column, expected: str) -> None:
+    entry = column_of(given_column)
+    assert entry.pop("ColumnName") == "c"
+    shown = [entry.pop("ColumnType"), *(f"{n.removeprefix('Column').lower()}={v}" for n, v in entry.items())]
+    assert " ".join(shown) == expected
 
 
 def test_no_name_leaves_its_folder() -> None:
@@ -162,7 +162,7 @@ def test_a_date_is_that_of_the_commit() -> None:
     ts = np.array([470613540554145793], np.uint64)
     shown = {unit: names.dates(ts, unit) for unit in names.DATE_SEPARATORS}
     assert shown.pop("none") is None
-    assert {unit: str(found[0]) for unit, found in shown.items() if found is not None} == {
+    assert {unit: str(date[0]) for unit, date in shown.items() if date is not None} == {
         "year": "2026",
         "month": "2026-11",
         "day": "2026-11-21",
@@ -200,17 +200,17 @@ def test_a_refusal_names_the_option(uri: str, option: str) -> None:
 
 
 def test_options_are_read_by_their_names() -> None:
-    found = read_settings(
+    settings = read_settings(
         parse_sink_uri(
             "s3://bucket/a/b/?protocol=csv&delimiter=%7C&include-commit-ts=true&file-size=1048576&flush-interval=10s"
             "&date-separator=none&enable-partition-separator=false&worker-count=4&endpoint=http://h:1&region=r"
             "&access-key=k&secret-access-key=s&session-token=t&force-path-style=false"
         )
     )
-    assert found.s3 is not None
-    assert (found.s3.bucket, found.s3.prefix, found.s3.path_style) == ("bucket", "a/b", False)
-    assert (found.options.delimiter, found.options.include_commit_ts, found.file_bytes) == ("|", True, 1048576)
-    assert (found.flush_s, found.worker_count, found.layout.partitions) == (10, 4, False)
+    assert settings.s3 is not None
+    assert (settings.s3.bucket, settings.s3.prefix, settings.s3.path_style) == ("bucket", "a/b", False)
+    assert (settings.options.delimiter, settings.options.include_commit_ts, settings.file_bytes) == ("|", True, 1048576)
+    assert (settings.flush_s, settings.worker_count, settings.layout.partitions) == (10, 4, False)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -218,9 +218,9 @@ def test_every_option_is_documented(protocol: str) -> None:
     page = (ROOT / "docs" / "formats" / "storage-sink.md").read_text("utf-8")
     with pytest.raises(InvalidInput, match="Known: ") as caught:
         read_settings(parse_sink_uri(f"s3://bucket?protocol={protocol}&0=1"))
-    known = caught.value.message.partition("Known: ")[2].rstrip(".").split(", ")
-    assert len(known) > 10
-    assert [name for name in known if f"`{name}`" not in page] == []
+    options = caught.value.message.partition("Known: ")[2].rstrip(".").split(", ")
+    assert len(options) > 10
+    assert [name for name in options if f"`{name}`" not in page] == []
 
 
 @given(st.text(st.characters(codec="ascii", exclude_characters="&#%", min_codepoint=33), min_size=1, max_size=40))
@@ -228,10 +228,10 @@ def test_every_option_is_documented(protocol: str) -> None:
 def test_a_secret_is_read_as_it_is_pasted_and_as_it_is_encoded(secret: str) -> None:
     for written in (secret, quote(secret, safe="")):
         uri = f"s3://b/p?protocol=csv&access-key=AK&secret-access-key={written}"
-        made = read_settings(parse_sink_uri(uri)).s3
-        assert made is not None
-        assert made.secret_access_key == secret
-        assert secret not in repr(made) or len(secret) < 8
+        s3 = read_settings(parse_sink_uri(uri)).s3
+        assert s3 is not None
+        assert s3.secret_access_key == secret
+        assert secret not in repr(s3) or len(secret) < 8
         assert masked_uri(uri).endswith("secret-access-key=***")
 
 
@@ -246,59 +246,59 @@ def file_of(name: str, *rows: tuple[int, int]) -> FileRows:
     return FileRows(name=name, commit_ts=np.array(ts, np.uint64), digests=np.array(digests, np.uint64))
 
 
-def said(found: list[Found]) -> list[tuple[Kind, str, str, int, int, int]]:
-    return [(each.kind, each.place, each.other, each.rows, each.least_ts, each.most_ts) for each in found]
+def said(findings: list[Found]) -> list[tuple[Kind, str, str, int, int, int]]:
+    return [(each.kind, each.place, each.other, each.rows, each.least_ts, each.most_ts) for each in findings]
 
 
 ONE, TWO = file_of("1", (10, 1), (10, 2), (20, 1)), file_of("2", (30, 1), (40, 1))
 
 
 def test_files_in_order_have_nothing_to_tell() -> None:
-    found, once = read_in_order([ONE, TWO], [], has_key=True)
-    assert (found, once.tolist()) == ([], [10, 10, 20, 30, 40])
+    findings, once = read_in_order([ONE, TWO], [], has_key=True)
+    assert (findings, once.tolist()) == ([], [10, 10, 20, 30, 40])
     assert read_in_order([], [], has_key=True)[0] == []
 
 
 @pytest.mark.parametrize(("named", "kind"), [([], Kind.AGAIN), ([(9, 20)], Kind.AGAIN_NAMED), ([(10, 40)], Kind.AGAIN)])
 def test_the_same_row_in_two_files(named: list[tuple[int, int]], kind: Kind) -> None:
     again = file_of("3", (10, 2))
-    found, once = read_in_order([ONE, TWO, again], named, has_key=True)
-    assert said(found) == [(kind, "3", "1", 1, 10, 10)]
+    findings, once = read_in_order([ONE, TWO, again], named, has_key=True)
+    assert said(findings) == [(kind, "3", "1", 1, 10, 10)]
     assert once.tolist() == [10, 10, 20, 30, 40]
 
 
 def test_an_interval_that_names_some_of_a_files_rows() -> None:
-    found, _ = read_in_order([ONE, file_of("2", (10, 1), (10, 2), (20, 1))], [(10, 20)], has_key=True)
-    assert said(found) == [(Kind.AGAIN, "2", "1", 2, 10, 10), (Kind.AGAIN_NAMED, "2", "1", 1, 20, 20)]
+    findings, _ = read_in_order([ONE, file_of("2", (10, 1), (10, 2), (20, 1))], [(10, 20)], has_key=True)
+    assert said(findings) == [(Kind.AGAIN, "2", "1", 2, 10, 10), (Kind.AGAIN_NAMED, "2", "1", 1, 20, 20)]
 
 
 def test_another_row_below_an_earlier_one_is_behind_it() -> None:
     late = file_of("3", (15, 7), (20, 9), (50, 1))
-    found, once = read_in_order([ONE, TWO, late], [], has_key=True)
-    assert said(found) == [(Kind.BEHIND, "3", "1", 1, 15, 15), (Kind.BEHIND, "3", "2", 1, 20, 20)]
+    findings, once = read_in_order([ONE, TWO, late], [], has_key=True)
+    assert said(findings) == [(Kind.BEHIND, "3", "1", 1, 15, 15), (Kind.BEHIND, "3", "2", 1, 20, 20)]
     assert once.tolist() == [10, 10, 20, 30, 40, 15, 20, 50]
-    found, _ = read_in_order([ONE, TWO, late], [(14, 20)], has_key=True)
-    assert {each.kind for each in found} == {Kind.BEHIND_NAMED}
+    findings, _ = read_in_order([ONE, TWO, late], [(14, 20)], has_key=True)
+    assert {each.kind for each in findings} == {Kind.BEHIND_NAMED}
 
 
 def test_equal_rows_of_a_transaction_are_two_without_a_key() -> None:
     twins = file_of("1", (10, 1), (10, 1))
     assert read_in_order([twins], [], has_key=False)[0] == []
     assert said(read_in_order([twins], [], has_key=True)[0]) == [(Kind.AGAIN, "1", "1", 1, 10, 10)]
-    found, _ = read_in_order([twins, TWO, file_of("3", (10, 1))], [], has_key=False)
-    assert said(found) == [(Kind.AGAIN, "3", "1", 1, 10, 10)]
+    findings, _ = read_in_order([twins, TWO, file_of("3", (10, 1))], [], has_key=False)
+    assert said(findings) == [(Kind.AGAIN, "3", "1", 1, 10, 10)]
 
 
 def test_commits_are_compared_within_the_interval_and_an_update_may_be_two_rows() -> None:
     log = np.array([10, 10, 20, 30, 90], np.uint64)
-    for there, wanted in (
+    for there, expected in (
         ([10, 10, 20, 20, 30], []),
         ([10, 20, 30], [(Kind.LOST, "t", "", 1, 10, 10)]),
         ([10, 10, 30, 5, 95], [(Kind.LOST, "t", "", 1, 20, 20)]),
         ([10, 10, 20, 25, 25, 30], [(Kind.NOT_IN_LOG, "t", "", 2, 25, 25)]),
         ([], [(Kind.LOST, "t", "", 4, 10, 30)]),
     ):
-        assert said(compare_commits("t", np.array(there, np.uint64), log, 9, 80)) == wanted, there
+        assert said(compare_commits("t", np.array(there, np.uint64), log, 9, 80)) == expected, there
 
 
 def test_a_line_end_within_quotes_ends_no_record() -> None:
@@ -323,7 +323,7 @@ def test_files_without_commit_timestamps_cannot_be_compared() -> None:
 
 def test_versions_dates_and_numbers_are_read_in_their_order() -> None:
     """A number has more digits when six are not enough; names are those of the log."""
-    wanted = [
+    in_order = [
         "d%2Fb/t/9/2026-01-02/CDC000002.csv",
         "d%2Fb/t/9/2026-01-02/CDC1000000.csv",
         "d%2Fb/t/9/2026-01-03/CDC000001.csv",
@@ -331,7 +331,7 @@ def test_versions_dates_and_numbers_are_read_in_their_order() -> None:
     ]
     others = ["d%2Fb/t/9/2026-01-02/meta/CDC.index", "d%2Fb/t/meta/schema_9_1.json", "metadata", ".tmp/x"]
     days = Layout(date_separator="day", partitions=True)
-    assert ordered_files([*reversed(wanted), *others], days) == {("d/b", "t"): [wanted]}
+    assert ordered_files([*reversed(in_order), *others], days) == {("d/b", "t"): [in_order]}
     one, two = "d/p/9/104/2026-01-01/CDC000001.csv", "d/p/9/105/2026-01-01/CDC000001.csv"
     assert ordered_files([two, one], days) == {("d", "p"): [[one], [two]]}
     one, two = "d/p/9/2025/CDC000001.csv", "d/p/9/2026/CDC000001.csv"

@@ -45,10 +45,10 @@ def test_the_newest_version_of_each_key_is_written(changes: list[tuple[bytes, by
     plan = plan_writes(stretch_of(changes))
     keys, values, expires = (column.tolist() for column in plan.puts())
     assert dict(zip(keys, zip(values, expires, strict=True), strict=True)) == {
-        key: found for key, found in newest.items() if found[0] is not None
+        key: version for key, version in newest.items() if version[0] is not None
     }
     assert keys == sorted(keys)
-    assert plan.deletes().to_pylist() == sorted(key for key, found in newest.items() if found[0] is None)
+    assert plan.deletes().to_pylist() == sorted(key for key, version in newest.items() if version[0] is None)
     assert plan.rows == len(newest)
 
 
@@ -61,14 +61,14 @@ def test_without_expiry_there_what_has_expired_is_deleted(changes: list[tuple[by
     assert timed == sorted(k for k in alive if newest[k][1])
 
 
-def judge_cut(boundaries: list[bytes], wanted: KeyRange, parts: int) -> None:
-    found = writes.cut_ranges(boundaries, wanted, parts)
-    assert gaps(wanted, found) == []
-    assert all(wanted.covers(part) for part in found)
-    assert all(a.intersect(b) is None for i, a in enumerate(found) for b in found[:i])
-    inside = {key for key in boundaries if key in wanted and key != wanted.start}
-    assert {part.start for part in found[1:]} <= inside
-    assert len(found) == min(parts, len(inside) + 1)
+def judge_cut(boundaries: list[bytes], whole: KeyRange, parts: int) -> None:
+    ranges = writes.cut_ranges(boundaries, whole, parts)
+    assert gaps(whole, ranges) == []
+    assert all(whole.covers(part) for part in ranges)
+    assert all(a.intersect(b) is None for i, a in enumerate(ranges) for b in ranges[:i])
+    inside = {key for key in boundaries if key in whole and key != whole.start}
+    assert {part.start for part in ranges[1:]} <= inside
+    assert len(ranges) == min(parts, len(inside) + 1)
 
 
 @given(st.lists(KEYS, max_size=12), KEYS, KEYS, st.integers(1, 9))
@@ -94,11 +94,11 @@ def test_a_hole_and_an_overlap_are_noticed(right: str, wrong: str) -> None:
 
 def test_options() -> None:
     uri = "tikv://pd1:2379,pd2:2379/?concurrency=8&batch-size=100&rate-limit=3000&backoff-base=50ms&backoff-max=2s"
-    found = TikvSettings.of(parse_sink_uri(uri + "&write-timeout=1s&keyspace=eu&api-version=v1ttl"), 3)
-    assert found.endpoints == ("pd1:2379", "pd2:2379")
-    assert (found.limits.concurrency, found.limits.batch_keys, found.limits.rate_bytes_s) == (8, 100, 1000)
-    assert (found.limits.backoff_base_s, found.limits.backoff_max_s, found.limits.write_s) == (0.05, 2.0, 1.0)
-    assert (found.keyspace, found.api) == ("eu", Api.V1TTL)
+    settings = TikvSettings.of(parse_sink_uri(uri + "&write-timeout=1s&keyspace=eu&api-version=v1ttl"), 3)
+    assert settings.endpoints == ("pd1:2379", "pd2:2379")
+    assert (settings.limits.concurrency, settings.limits.batch_keys, settings.limits.rate_bytes_s) == (8, 100, 1000)
+    assert (settings.limits.backoff_base_s, settings.limits.backoff_max_s, settings.limits.write_s) == (0.05, 2.0, 1.0)
+    assert (settings.keyspace, settings.api) == ("eu", Api.V1TTL)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def test_the_rows_of_the_runs_and_no_others(runs: list[tuple[int, int]]) -> None
     rows = sample(100)
     starts, ends = (np.array(side, np.int64) for side in zip(*runs, strict=True))
     expected = rows.take(pa.array([i for start, end in runs for i in range(start, end)]))
-    found = gather(rows, starts, ends)
-    found.validate(full=True)
-    assert found.equals(expected)
-    assert found.schema == ROWS
-    assert found["value"].null_count == expected["value"].null_count
+    gathered = gather(rows, starts, ends)
+    gathered.validate(full=True)
+    assert gathered.equals(expected)
+    assert gathered.schema == ROWS
+    assert gathered["value"].null_count == expected["value"].null_count
 
 
 def test_no_runs_give_no_rows() -> None:
@@ -48,8 +48,8 @@ def test_no_runs_give_no_rows() -> None:
 
 def test_one_large_run_copies_nothing() -> None:
     rows = sample(50)
-    found = gather(rows, np.array([3]), np.array([45]))
-    assert found["key"].buffers()[2].address == rows["key"].buffers()[2].address
+    gathered = gather(rows, np.array([3]), np.array([45]))
+    assert gathered["key"].buffers()[2].address == rows["key"].buffers()[2].address
 
 
 @pytest.mark.parametrize("share", [0, 1, 5, 30, 70, 100])
@@ -74,6 +74,6 @@ def test_what_is_held_is_at_most_twice_what_is_counted(share: int) -> None:
 def test_columns_without_any_bytes() -> None:
     rows = rows_of([b""] * 40)
     rows = rows.set_column(rows.schema.get_field_index("value"), ROWS.field("value"), pa.nulls(40, pa.binary()))
-    found = gather(rows, np.array([0, 20]), np.array([10, 40]))
-    assert found["key"].to_pylist() == [b""] * 30
-    assert found["value"].null_count == 30
+    gathered = gather(rows, np.array([0, 20]), np.array([10, 40]))
+    assert gathered["key"].to_pylist() == [b""] * 30
+    assert gathered["value"].null_count == 30

@@ -16,8 +16,8 @@ SUBSCRIPTIONS: list[Subscription] = [
 ]
 
 
-def shown(wanted: KeyRange, order: list[int] | None = None) -> tuple[list[bytes], list[tuple[int, int, int]]]:
-    routed = route(directory(*subscriptions_of(SUBSCRIPTIONS, order)), wanted)
+def shown(requested: KeyRange, order: list[int] | None = None) -> tuple[list[bytes], list[tuple[int, int, int]]]:
+    routed = route(directory(*subscriptions_of(SUBSCRIPTIONS, order)), requested)
     regions = routed.regions.to_pylist()
     assert routed.rows.schema == subscriptions_of(SUBSCRIPTIONS)[0].schema
     return routed.rows["key"].to_pylist(), [(r["region_id"], r["row_offset"], r["row_count"]) for r in regions]

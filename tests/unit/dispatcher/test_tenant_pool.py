@@ -47,9 +47,9 @@ class Run:
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(tenant_pool, "SLOW_S", 0.05)
-    made = Run()
-    yield made
-    made.end()
+    run = Run()
+    yield run
+    run.end()
 
 
 def test_a_tenant_whose_tasks_hang_leaves_threads_to_the_others(running: Run) -> None:

@@ -80,26 +80,26 @@ def test_what_is_no_command_is_refused(bad: bytes) -> None:
 def test_a_batch_comes_back() -> None:
     rows, regions = subscriptions_of([(b"a", b"c", [b"b"]), (b"c", b"", [])])
     batch = FeedBatch(store_id=7, incarnation=2, seq=9, cut_ts=1 << 60, rows=rows, regions=regions, closes=False)
-    told = decode_notification(rows, pa.py_buffer(encode_batch(3, batch)))
-    assert told is not None
-    sub, found = told
-    assert isinstance(found, FeedBatch)
+    notification = decode_notification(rows, pa.py_buffer(encode_batch(3, batch)))
+    assert notification is not None
+    sub, decoded = notification
+    assert isinstance(decoded, FeedBatch)
     assert sub == 3
-    assert (found.store_id, found.incarnation, found.seq, found.cut_ts) == (7, 2, 9, 1 << 60)
-    assert (found.rows.schema, found.regions.schema) == (ROWS, REGIONS)
-    assert found.regions.equals(regions)
+    assert (decoded.store_id, decoded.incarnation, decoded.seq, decoded.cut_ts) == (7, 2, 9, 1 << 60)
+    assert (decoded.rows.schema, decoded.regions.schema) == (ROWS, REGIONS)
+    assert decoded.regions.equals(regions)
 
 
 @pytest.mark.parametrize("error", [FeedGap(missing="f", seq=3), CorruptObject("torn", key=b"\x01"), FeedUnavailable()])
 def test_an_error_comes_back_with_its_class_and_facts(error: TiStreamError) -> None:
-    told = decode_notification(None, pa.py_buffer(encode_error(4, error, over=False)))
-    assert told is not None
-    assert told[0] == 4
-    found = told[1]
-    assert type(found) is type(error)
-    assert isinstance(found, TiStreamError)
+    notification = decode_notification(None, pa.py_buffer(encode_error(4, error, over=False)))
+    assert notification is not None
+    assert notification[0] == 4
+    other = notification[1]
+    assert type(other) is type(error)
+    assert isinstance(other, TiStreamError)
     shown = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in error.facts.items()}
-    assert (found.message, found.code, found.kind, found.facts) == (error.message, error.code, error.kind, shown)
+    assert (other.message, other.code, other.kind, other.facts) == (error.message, error.code, error.kind, shown)
     over = decode_notification(None, pa.py_buffer(encode_error(4, error, over=True)))
     assert over is not None
     assert isinstance(over[1], Over)

@@ -69,10 +69,10 @@ def test_a_line_for_each_request_if_wanted(http: TestClient) -> None:
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
         http.get("/v1/clusters/3/tenants/4/x?token=hidden", headers={"X-Request-ID": "my-request-1"})
         http.get("/defect")
-    wanted = http.headers["X-Access"] == "True"
+    logged = http.headers["X-Access"] == "True"
     written = [line for line in lines if line["event"] == "request"]
-    assert len(written) == (2 if wanted else 0)
-    if wanted:
+    assert len(written) == (2 if logged else 0)
+    if logged:
         first, second = written
         assert (first["method"], first["path"], first["status"]) == ("GET", "/v1/clusters/3/tenants/4/x", 200)
         assert (first["request_id"], first["tenant"]) == ("my-request-1", "3/4")

@@ -53,10 +53,10 @@ def test_ready_when_every_part_answers() -> None:
 
 def test_a_part_that_does_not_answer_is_named_in_time_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tistream.http.probes.CHECK_WAIT_S", 0.05)
-    answers, asked = threading.Event(), list[float]()
+    answers, probe_times = threading.Event(), list[float]()
 
     def hang() -> None:
-        asked.append(time.monotonic())
+        probe_times.append(time.monotonic())
         answers.wait(60)
 
     with TestClient(probe_app(Probes(checks={"catalog": hang, "object store": fine}))) as http:
@@ -66,7 +66,7 @@ def test_a_part_that_does_not_answer_is_named_in_time_and_asked_once(monkeypatch
             assert time.monotonic() - begun < 30
             assert answer.status_code == 503
             assert answer.json()["checks"] == {"catalog": "no answer within 0.05 s", "object store": "ok"}
-        assert len(asked) == 1, "a thread that hangs is enough"
+        assert len(probe_times) == 1, "a thread that hangs is enough"
         answers.set()
         monkeypatch.setattr("tistream.http.probes.CHECK_WAIT_S", 30)
         assert http.get("/readyz").json()["checks"] == {"catalog": "ok", "object store": "ok"}
@@ -95,8 +95,8 @@ def test_the_measurements_are_the_registrys_and_the_process_s_own() -> None:
     assert families["tistream_owner_epoch"].samples[0].value == 7
     assert families["tistream_build_info"].samples[0].labels == {"version": __version__}
     assert {"process_cpu_seconds", "tistream_stage_seconds", "tistream_rows"} <= set(families)
-    known = {each.name.removesuffix("_total") for each in metrics.described()}
-    assert {name for name in families if name.startswith("tistream_")} <= known
+    described = {each.name.removesuffix("_total") for each in metrics.described()}
+    assert {name for name in families if name.startswith("tistream_")} <= described
     assert len(families) == answer.text.count("# TYPE")
 
 

@@ -189,14 +189,14 @@ def test_terraforms_roles_trust_the_charts_accounts(case: str) -> None:
     text = (INFRA / "terraform" / "iam.tf").read_text("utf-8")
     accounts = dict(re.findall(r"^    (service|api) +=(.+)$", text, re.MULTILINE))
     named = {
-        role: re.sub(r"\$\{var\.(\w+)\}|var\.(\w+)", lambda found: defaults[found[1] or found[2]], account).strip(' "')
+        role: re.sub(r"\$\{var\.(\w+)\}|var\.(\w+)", lambda match: defaults[match[1] or match[2]], account).strip(' "')
         for role, account in accounts.items()
     }
     assert 'values   = ["system:serviceaccount:${var.namespace}:${each.value}"]' in text
     deployment = (ROOT / "docs" / "deployment.md").read_text("utf-8")
     assert f"--namespace {defaults['namespace']} " in deployment
-    made = {account["metadata"]["name"] for account in of_kind(case, "ServiceAccount")}
-    assert made == set(named.values())
+    created = {account["metadata"]["name"] for account in of_kind(case, "ServiceAccount")}
+    assert created == set(named.values())
     for component, _, pod, _ in pods(case):
         expected = named["api" if component == "api" else "service"]
         assert pod["serviceAccountName"] == ("default" if component == "pusher" else expected)

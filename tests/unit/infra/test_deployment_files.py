@@ -100,9 +100,9 @@ def test_no_password_is_written_down() -> None:
         for variable, value in (service.get("environment") or {}).items():
             if re.search(r"PASSWORD|SECRET|ACCESS_KEY", variable) and "RANDOM" not in variable:
                 assert re.fullmatch(r"\$\{\w+:\?[^}]*\}", value), f"{name} {variable}"
-    asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text("utf-8")))
+    required = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text("utf-8")))
     example = dict(line.split("=") for line in (INFRA / "env.example").read_text("utf-8").splitlines() if "=" in line)
-    assert asked == set(example)
+    assert required == set(example)
     assert not any(example.values())
 
 
@@ -189,30 +189,30 @@ GROUPED = re.compile(r"\b(?:by|without) \(([^)]*)\)")
 
 def series() -> dict[str, metrics.Described]:
     """Every series' name, with those that a histogram has."""
-    found = dict(DESCRIBED)
+    by_series = dict(DESCRIBED)
     for each in DESCRIBED.values():
         if each.kind == "histogram":
-            found |= {each.name + suffix: each for suffix in ("_bucket", "_sum", "_count")}
-    return found
+            by_series |= {each.name + suffix: each for suffix in ("_bucket", "_sum", "_count")}
+    return by_series
 
 
 def expressions() -> list[tuple[str, str]]:
     """(where it stands, the expression)."""
-    found = [(rule["alert"], rule["expr"]) for rule in RULES]
+    named_expressions = [(rule["alert"], rule["expr"]) for rule in RULES]
     for panel in DASHBOARD["panels"]:
-        found += [(panel["title"], target["expr"]) for target in panel.get("targets", ())]
-    return found
+        named_expressions += [(panel["title"], target["expr"]) for target in panel.get("targets", ())]
+    return named_expressions
 
 
 @pytest.mark.parametrize(("where", "expression"), expressions())
 def test_an_expression_names_metrics_and_labels_that_there_are(where: str, expression: str) -> None:
-    known = series()
+    described = series()
     names = NAME.findall(expression)
     assert names or expression.startswith("up{"), where
-    assert not [name for name in names if name not in known]
+    assert not [name for name in names if name not in described]
     for name, matchers in MATCHER.findall(expression):
-        assert set(re.findall(r"(\w+)[=!]~?", matchers)) <= {*known[name].labels, "instance", "job"}
-    labels = {label for name in names for label in known[name].labels} | {"instance", "job", "le"}
+        assert set(re.findall(r"(\w+)[=!]~?", matchers)) <= {*described[name].labels, "instance", "job"}
+    labels = {label for name in names for label in described[name].labels} | {"instance", "job", "le"}
     for group in GROUPED.findall(expression):
         assert {label.strip() for label in group.split(",")} <= labels
 

@@ -33,15 +33,15 @@ TREES = {name: plain(hcl2.loads(text)) for name, text in TEXT.items()}
 
 def blocks(kind: str) -> dict[str, dict[str, Any]]:
     """ "type.name" (or "name") -> body, of resources, data, variables or outputs."""
-    found: dict[str, dict[str, Any]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
     for tree in TREES.values():
         for block in tree.get(kind, ()):
             for first, inner in block.items():
                 if kind in ("resource", "data"):
-                    found |= {f"{first}.{name}": body for name, body in inner.items()}
+                    bodies |= {f"{first}.{name}": body for name, body in inner.items()}
                 else:
-                    found[first] = inner
-    return found
+                    bodies[first] = inner
+    return bodies
 
 
 RESOURCES, DATA, VARIABLES = blocks("resource"), blocks("data"), blocks("variable")
@@ -128,14 +128,14 @@ def test_only_the_bucket_writes_to_the_queue_of_notifications_and_only_of_pusher
 
 def test_the_role_of_pushers_allows_what_sessions_ask_for_and_no_more() -> None:
     """A session may do what role and session policy both allow: as one is narrowed, so must be the other."""
-    known = {
+    values = {
         "${aws_s3_bucket.tistream.arn}": "arn:aws:s3:::changes",
         "${var.prefix}": VARIABLES["prefix"]["default"],
         "${aws_kms_key.tistream.arn}": "arn:aws:kms:eu-central-1:123456789012:key/1b2c3d4e",
     }
 
     def resolved(text: str) -> str:
-        return re.sub(r"\$\{[^}]*\}", lambda found: str(known[found[0]]), text)
+        return re.sub(r"\$\{[^}]*\}", lambda match: str(values[match[0]]), text)
 
     allowed = [
         (action, resolved(resource))
@@ -147,20 +147,20 @@ def test_the_role_of_pushers_allows_what_sessions_ask_for_and_no_more() -> None:
         bucket="changes",
         prefix=VARIABLES["prefix"]["default"],
         role_arn="arn:aws:iam::123456789012:role/tistream-pusher",
-        kms_key_arn=known["${aws_kms_key.tistream.arn}"],
+        kms_key_arn=values["${aws_kms_key.tistream.arn}"],
     )
-    asked = [
+    of_sessions = [
         (statement["Action"], resource)
         for statement in json.loads(session_policy(terms, Tenant(3, 4)))["Statement"]
         for resource in ([statement["Resource"]] if isinstance(statement["Resource"], str) else statement["Resource"])
     ]
     used = {
         (action, pattern)
-        for action, resource in asked
+        for action, resource in of_sessions
         for may, pattern in allowed
         if may == action and fnmatchcase(resource.removesuffix("*"), pattern)
     }
-    assert len(used) == len(asked) == 3
+    assert len(used) == len(of_sessions) == 3
     assert used == set(allowed), "the role allows something that no session asks for"
 
 
@@ -174,5 +174,5 @@ def test_the_api_alone_may_take_the_role_of_pushers() -> None:
 
 
 def test_the_catalog_takes_encrypted_connections_only() -> None:
-    found = {p["name"]: str(p["value"]) for p in body("aws_db_parameter_group.catalog")["parameter"]}
-    assert found["require_secure_transport"] == "1"
+    parameters = {p["name"]: str(p["value"]) for p in body("aws_db_parameter_group.catalog")["parameter"]}
+    assert parameters["require_secure_transport"] == "1"

@@ -17,8 +17,8 @@ def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[server]\nport = 1\nhost = "127.0.0.1"\n[sorter]\nflush_interval_ms = 50\n', "utf-8")
     env = {"TISTREAM_SERVER_PORT": "2", "TISTREAM_META_DATA_TASKS": "5", "HOME": "/x"}
-    found = config.load(path, env, {"server.port": 3, "server.host": None})
-    assert (found.server.port, found.meta.data_tasks, found.sorter.flush_interval_ms) == (3, 5, 50)
+    loaded = config.load(path, env, {"server.port": 3, "server.host": None})
+    assert (loaded.server.port, loaded.meta.data_tasks, loaded.sorter.flush_interval_ms) == (3, 5, 50)
     assert config.load(path, env).server.port == 2
     assert config.load(path).server.port == 1
 
@@ -54,10 +54,10 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_role_of_pushers_is_of_a_bucket() -> None:
-    found = config.load(
+    loaded = config.load(
         None, {}, {"push.role_arn": ROLE, "push.kms_key_arn": KEY, "object_store.url": "s3://changes/production"}
     )
-    assert (found.push.role_arn, found.push.duration_s) == (ROLE, 3600)
+    assert (loaded.push.role_arn, loaded.push.duration_s) == (ROLE, 3600)
 
 
 def test_settings_are_frozen() -> None:
@@ -67,6 +67,6 @@ def test_settings_are_frozen() -> None:
 
 def test_the_example_of_a_deployment_loads() -> None:
     path = Path(__file__).parents[3] / "infra" / "tistream.toml"
-    found = config.load(path)
-    assert found.catalog.url.startswith("mysql+pymysql://")
-    assert found.object_store.url.startswith("s3://")
+    loaded = config.load(path)
+    assert loaded.catalog.url.startswith("mysql+pymysql://")
+    assert loaded.object_store.url.startswith("s3://")

@@ -76,9 +76,9 @@ def test_ends_compare_with_empty_as_infinity() -> None:
     ],
 )
 def test_prefix_ranges(prefix: bytes, end: bytes) -> None:
-    found = prefix_range(prefix)
-    assert found == KeyRange(prefix, end)
-    assert prefix + b"\xff" * 9 in found
+    key_range = prefix_range(prefix)
+    assert key_range == KeyRange(prefix, end)
+    assert prefix + b"\xff" * 9 in key_range
 
 
 def test_how_a_range_is_shown() -> None:

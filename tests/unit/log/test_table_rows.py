@@ -27,13 +27,13 @@ def test_a_long_log_needs_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> No
             parts.append(entry_rows(entries, prefix=b""))
         return parts
 
-    before, most, found = _descriptors(), 0, dict[bytes, int]()
+    before, most, newest_read = _descriptors(), 0, dict[bytes, int]()
     for table in keys_at(iter(()), changes()):
         most = max(most, _descriptors() - before)
         keys = table["key"].to_pylist()
-        assert not found or max(found) < min(keys)
-        found |= dict(zip(keys, table["commit_ts"].to_pylist(), strict=True))
-    assert found == newest
+        assert not newest_read or max(newest_read) < min(keys)
+        newest_read |= dict(zip(keys, table["commit_ts"].to_pylist(), strict=True))
+    assert newest_read == newest
     assert FAN_IN // 4 < most < 3 * FAN_IN, "some of each level"
 
 

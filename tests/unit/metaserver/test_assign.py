@@ -66,18 +66,18 @@ def all_of(of: Fleet) -> np.ndarray:
 
 
 def test_the_least_loaded_gets_the_next_and_ties_go_by_name() -> None:
-    made = fleet([1, UNOWNED, UNOWNED, UNOWNED], 2)
-    assert after(made, place(made, orphans(made))) == [1, 0, 0, 1]
+    workers = fleet([1, UNOWNED, UNOWNED, UNOWNED], 2)
+    assert after(workers, place(workers, orphans(workers))) == [1, 0, 0, 1]
 
 
 def test_the_heaviest_goes_first() -> None:
-    made = fleet([UNOWNED] * 4, 2, bytes_per_s=[10 * UNIT, 20 * UNIT, 30 * UNIT, 0])
-    assert after(made, place(made, orphans(made))) == [1, 1, 0, 0]
+    workers = fleet([UNOWNED] * 4, 2, bytes_per_s=[10 * UNIT, 20 * UNIT, 30 * UNIT, 0])
+    assert after(workers, place(workers, orphans(workers))) == [1, 1, 0, 0]
 
 
 def test_nothing_is_given_to_who_receives_nothing() -> None:
-    made = fleet([UNOWNED, 0, UNOWNED], 3, closed=(0, 2))
-    assert after(made, place(made, orphans(made))) == [1, 0, 1]
+    workers = fleet([UNOWNED, 0, UNOWNED], 3, closed=(0, 2))
+    assert after(workers, place(workers, orphans(workers))) == [1, 0, 1]
     shut = fleet([UNOWNED], 1, closed=(0,))
     assert place(shut, orphans(shut)) == []
 
@@ -85,8 +85,8 @@ def test_nothing_is_given_to_who_receives_nothing() -> None:
 def test_the_warm_tasks_of_a_tenant_are_kept_apart() -> None:
     warm = 100 * UNIT
     # 0 and 1 are a tenant's, 2 and 3 another's; each worker could have both of one
-    made = fleet([0, 1, UNOWNED, UNOWNED], 2, bytes_per_s=[warm] * 4, group=[7, 8, 7, 8])
-    assert after(made, place(made, orphans(made))) == [0, 1, 1, 0]
+    workers = fleet([0, 1, UNOWNED, UNOWNED], 2, bytes_per_s=[warm] * 4, group=[7, 8, 7, 8])
+    assert after(workers, place(workers, orphans(workers))) == [0, 1, 1, 0]
     together = fleet([0, 0, 1, 1], 2, bytes_per_s=[warm] * 4, group=[7, 7, 8, 8])
     assert improve(together, all_of(together), 9) == [], "one move alone would make the loads uneven"
     crowded = fleet([0, 0, 0, 1, 1], 3, bytes_per_s=[warm] * 5, group=[7, 7, 8, 8, 9])
@@ -95,15 +95,15 @@ def test_the_warm_tasks_of_a_tenant_are_kept_apart() -> None:
 
 
 def test_a_worker_that_joins_gets_a_share() -> None:
-    made = fleet([0, 0, 0, 1, 1, 1], 3)
-    moves = improve(made, all_of(made), 9)
-    assert sorted(Counter(after(made, moves)).values()) == [2, 2, 2]
+    workers = fleet([0, 0, 0, 1, 1, 1], 3)
+    moves = improve(workers, all_of(workers), 9)
+    assert sorted(Counter(after(workers, moves)).values()) == [2, 2, 2]
     assert {move.to for move in moves} == {2}
 
 
 def test_one_hot_item_does_not_chase_the_others_away() -> None:
-    made = fleet([0] * 11 + [1] * 10, 2, bytes_per_s=[1000 * UNIT] + [0.0] * 20)
-    assert improve(made, all_of(made), 99) == []
+    workers = fleet([0] * 11 + [1] * 10, 2, bytes_per_s=[1000 * UNIT] + [0.0] * 20)
+    assert improve(workers, all_of(workers), 99) == []
 
 
 def test_what_holds_much_stays_unless_it_gains_much() -> None:
@@ -114,10 +114,10 @@ def test_what_holds_much_stays_unless_it_gains_much() -> None:
 
 
 def test_no_worker_gives_or_takes_more_than_it_may() -> None:
-    made = fleet([0] * 40 + [1] * 40, 3)
-    moves = improve(made, all_of(made), 5)
+    workers = fleet([0] * 40 + [1] * 40, 3)
+    moves = improve(workers, all_of(workers), 5)
     assert len(moves) == 5
-    assert improve(made, ~all_of(made), 5) == []
+    assert improve(workers, ~all_of(workers), 5) == []
 
 
 Shape: TypeAlias = tuple[int, list[tuple[int, float, int, float]], set[int]]  #: workers, items, closed workers
@@ -152,37 +152,37 @@ def built(shape: Shape) -> Fleet:
 
 @given(SHAPES)
 def test_every_item_ends_with_a_worker_that_lives_and_only_the_ownerless_move(shape: Shape) -> None:
-    made = built(shape)
-    moves = place(made, orphans(made))
-    assert moves == place(made, orphans(made))
-    if made.receives.any():
-        assert sorted(move.item for move in moves) == orphans(made).tolist()
-        assert all(made.receives[move.to] for move in moves)
+    workers = built(shape)
+    moves = place(workers, orphans(workers))
+    assert moves == place(workers, orphans(workers))
+    if workers.receives.any():
+        assert sorted(move.item for move in moves) == orphans(workers).tolist()
+        assert all(workers.receives[move.to] for move in moves)
 
 
 @settings(max_examples=200)
 @given(SHAPES, st.integers(1, 4))
 def test_under_a_constant_load_it_comes_to_rest_and_each_move_is_a_gain(shape: Shape, per_worker: int) -> None:
-    made = built(shape)
-    owner = after(made, place(made, orphans(made)))
+    workers = built(shape)
+    owner = after(workers, place(workers, orphans(workers)))
     moved = 0
     for _ in range(200):
         now = Fleet(
             owner=np.array(owner, np.int64),
-            weight=made.weight,
-            held=made.held,
-            group=made.group,
-            receives=made.receives,
+            weight=workers.weight,
+            held=workers.held,
+            group=workers.group,
+            receives=workers.receives,
         )
         moves = improve(now, all_of(now), per_worker)
         if not moves:
             break
         for move in moves:
-            assert made.receives[move.to]
-            assert made.receives[owner[move.item]]
-            before = potential(made, owner)
+            assert workers.receives[move.to]
+            assert workers.receives[owner[move.item]]
+            before = potential(workers, owner)
             owner[move.item] = move.to
-            assert potential(made, owner) < before
+            assert potential(workers, owner) < before
         moved += len(moves)
     else:
         raise AssertionError("it never rests")
@@ -191,8 +191,8 @@ def test_under_a_constant_load_it_comes_to_rest_and_each_move_is_a_gain(shape: S
 
 @given(st.integers(2, 6), st.integers(0, 60))
 def test_equal_items_end_nearly_even(workers: int, count: int) -> None:
-    made = fleet([0] * count, workers)
-    owner = after(made, improve(made, all_of(made), count))
+    even = fleet([0] * count, workers)
+    owner = after(even, improve(even, all_of(even), count))
     loads = Counter(owner)
     mean = count / workers
     assert max(loads.values(), default=0) - min(loads[w] for w in range(workers)) <= 1 + SLACK * mean
@@ -201,7 +201,7 @@ def test_equal_items_end_nearly_even(workers: int, count: int) -> None:
 def test_a_hundred_thousand_items_of_a_hundred_workers() -> None:
     rand = np.random.default_rng(1)
     count = 100_000
-    made = Fleet.of(
+    large = Fleet.of(
         owner=np.where(rand.random(count) < 0.5, UNOWNED, rand.integers(0, 100, count)),
         bytes_per_s=np.where(rand.random(count) < 0.1, rand.random(count) * 1e6, 0.0),
         open_rows=np.zeros(count),
@@ -210,7 +210,7 @@ def test_a_hundred_thousand_items_of_a_hundred_workers() -> None:
         receives=np.ones(100, bool),
     )
     before = time.process_time()
-    moves = place(made, orphans(made))
-    improve(made, all_of(made), 10)
-    assert len(moves) == len(orphans(made))
+    moves = place(large, orphans(large))
+    improve(large, all_of(large), 10)
+    assert len(moves) == len(orphans(large))
     assert time.process_time() - before < 5, "an idle machine needs less than one"

@@ -43,10 +43,10 @@ def catalog(catalog: Catalog) -> Catalog:
 @pytest.fixture
 def store(catalog: Catalog) -> Folder:
     """Three files with rows, as they should be."""
-    made = Folder()
+    folder = Folder()
     for n in (1, 2, 3):
-        publish(catalog, made, key(n))
-    return made
+        publish(catalog, folder, key(n))
+    return folder
 
 
 def publish(catalog: Catalog, store: Folder, name: str) -> None:
@@ -60,8 +60,8 @@ def look(catalog: Catalog, store: Folder) -> auditing.Audit:
 
 
 def test_what_is_as_it_should_be(catalog: Catalog, store: Folder) -> None:
-    found = look(catalog, store)
-    assert (found.objects, found.bytes, found.orphans, found.faults) == (3, 30, 0, [])
+    audit = look(catalog, store)
+    assert (audit.objects, audit.bytes, audit.orphans, audit.faults) == (3, 30, 0, [])
 
 
 def test_a_missing_object_and_one_of_another_size_are_faults_with_names(
@@ -87,8 +87,8 @@ def test_a_missing_object_and_one_of_another_size_are_faults_with_names(
 def test_objects_without_a_row_are_orphans_of_whatever_kind(catalog: Catalog, store: Folder) -> None:
     for name in (key(4), str(SeedKey(tenant=T, ts=START, n=0)), str(SnapshotKey(tenant=T, task_id=1, epoch=1, n=1))):
         store.put(name, b"12345")
-    found = look(catalog, store)
-    assert (found.orphans, found.orphan_bytes, found.faults) == (3, 15, [])
+    audit = look(catalog, store)
+    assert (audit.orphans, audit.orphan_bytes, audit.faults) == (3, 15, [])
     young = audit_tenant(catalog, store, T, newest_ms=-1)
     assert (young.orphans, young.faults) == (0, [])
 
@@ -96,8 +96,8 @@ def test_objects_without_a_row_are_orphans_of_whatever_kind(catalog: Catalog, st
 def test_a_dead_object_is_no_orphan_and_no_fault(catalog: Catalog, store: Folder) -> None:
     store.put(key(4), b"late")
     assert tombstone(catalog, T, key(4))
-    found = look(catalog, store)
-    assert (found.orphans, found.faults) == (0, [])
+    audit = look(catalog, store)
+    assert (audit.orphans, audit.faults) == (0, [])
 
 
 def test_what_is_published_or_collected_meanwhile_is_no_fault(catalog: Catalog, store: Folder) -> None:
@@ -111,8 +111,8 @@ def test_what_is_published_or_collected_meanwhile_is_no_fault(catalog: Catalog, 
         assert tombstone(catalog, T, name)
 
     store.before_list = meanwhile
-    found = look(catalog, store)
-    assert (found.orphans, found.faults) == (0, [])
+    audit = look(catalog, store)
+    assert (audit.orphans, audit.faults) == (0, [])
 
 
 def test_an_audit_that_does_not_look_again_would_cry_wolf(

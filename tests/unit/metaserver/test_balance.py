@@ -76,8 +76,8 @@ def test_a_worker_that_joins_is_filled_slowly_and_nothing_moves_after_that() -> 
     play.run(SETTLE_S - 1)
     assert play.log == []
     play.run(120)
-    got = play.owner.count(2)
-    assert 90 <= got <= 140
+    moved = play.owner.count(2)
+    assert 90 <= moved <= 140
     assert {to for _, _, to in play.log} == {2}
     assert max(np.unique([at for at, _, _ in play.log], return_counts=True)[1]) <= 7
     before = len(play.log)

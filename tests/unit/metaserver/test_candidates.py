@@ -103,13 +103,13 @@ def test_what_is_wished_is_the_same_as_if_all_tasks_were_read() -> None:
         for now_s in range(0, 60, 2):
             reports = said(rows, [rand.choice((0, 0, 1, 4, 5, 6, 11, 60, 100, 500)) for _ in rows])
             reports = reports[:: rand.choice((1, 1, 2))]
-            told = {report.task_id: report for _, report in reports}
+            reports_of = {report.task_id: report for _, report in reports}
             merging = {row.tenant for row in rows if row.merge_with is not None}
             few = candidates(columns_of(rows), reports, SETTINGS) | merging
-            mine = part.changes([row for row in rows if row.tenant in few], told, now_s)
-            assert mine == whole.changes(rows, told, now_s), seed
-            kinds.update(map(type, mine))
-            rows = after(rows, mine)
+            changes = part.changes([row for row in rows if row.tenant in few], reports_of, now_s)
+            assert changes == whole.changes(rows, reports_of, now_s), seed
+            kinds.update(map(type, changes))
+            rows = after(rows, changes)
     assert min(kinds[kind] for kind in (Split, Merge, Cancel)) > 0, kinds
 
 

@@ -51,10 +51,10 @@ class Bucket(MemoryStore):
         self.put_ms[key] = self.clock.unix_ms()
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        while found := list(super().list(prefix, after))[: self.page]:
-            for info in found:
+        while page := list(super().list(prefix, after))[: self.page]:
+            for info in page:
                 yield ObjectInfo(key=info.key, size=info.size, modified_ms=self.put_ms[info.key])
-            after = found[-1].key
+            after = page[-1].key
             self.after_page(after)
 
     def delete(self, key: str) -> None:
@@ -117,9 +117,9 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.catalog.close()
+    new_rig = Rig(tmp_path)
+    yield new_rig
+    new_rig.catalog.close()
 
 
 def committed(seq: int, sorter: str = "sorter-1") -> str:
@@ -301,10 +301,10 @@ def test_what_a_compaction_replaced_waits_for_the_lease_too(rig: Rig) -> None:
     open_lease(rig.catalog, "reader", 10 * GRACE_MS)
     rig.publish(committed(1))
     rig.publish(committed(2))
-    found = pieces(rig.catalog, T, upto_ts=TS_MAX, limit=9)
+    pieces_found = pieces(rig.catalog, T, upto_ts=TS_MAX, limit=9)
     key = str(CompactedKey(tenant=T, job="00000001-a", range_id=0, lo_ts=START + 1, hi_ts=START + 20))
     rig.put(key)
-    assert commit_compaction(rig.catalog, T, found, [output(key, rig.tasks[0], 6)])
+    assert commit_compaction(rig.catalog, T, pieces_found, [output(key, rig.tasks[0], 6)])
     rig.age()
     assert rig.collector.step() == 0
     drop_lease(rig.catalog, "reader")

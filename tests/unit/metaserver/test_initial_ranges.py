@@ -32,9 +32,9 @@ def tasks(data_tasks: int, *tables: dict[str, Any]) -> tuple[list[KeyRange], lis
     dbs = [{"id": i, "db_name": {"O": n, "L": n}, "state": 5} for i, n in names.items()]
     job = table(JOB_TABLE, 1, "tidb_ddl_job")
     pushed = parse_pushed({"ts": "9", "dbs": dbs, "tables": [job, table(4, 1, "user"), *tables]})
-    found = lay_out(History(pushed.snapshot, pushed.job_table), data_tasks)
-    ddl = [task.range for task in found if task.kind is TaskKind.DDL]
-    return ddl, [task.range for task in found if task.kind is TaskKind.DATA]
+    laid_out = lay_out(History(pushed.snapshot, pushed.job_table), data_tasks)
+    ddl = [task.range for task in laid_out if task.kind is TaskKind.DDL]
+    return ddl, [task.range for task in laid_out if task.kind is TaskKind.DATA]
 
 
 def prefix(table_id: int) -> bytes:

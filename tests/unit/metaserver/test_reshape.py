@@ -105,15 +105,15 @@ def test_a_merge_is_asked_for_again_when_its_tasks_have_two_owners_and_cancelled
     reshaper = Reshaper(SETTINGS)
     assert reshaper.changes(rows, cold, 0) == []
     assert reshaper.changes(rows, cold, 60) == [Merge(left=rows[0], right=rows[1])]
-    asked = [replace(rows[0], merge_with=2), replace(rows[1], merge_with=1)]
-    assert reshaper.changes(asked, cold, 62) == []
-    apart = [asked[0], replace(asked[1], owner="s2")]
+    merging = [replace(rows[0], merge_with=2), replace(rows[1], merge_with=1)]
+    assert reshaper.changes(merging, cold, 62) == []
+    apart = [merging[0], replace(merging[1], owner="s2")]
     assert reshaper.changes(apart, cold, 64) == [Merge(left=apart[0], right=apart[1])]
-    assert reshaper.changes(asked, told({1: 1, 2: 50}), 66) == [Cancel(task=asked[0])]
-    assert reshaper.changes(asked, {}, 68) == [], "nothing is known of them"
+    assert reshaper.changes(merging, told({1: 1, 2: 50}), 66) == [Cancel(task=merging[0])]
+    assert reshaper.changes(merging, {}, 68) == [], "nothing is known of them"
 
 
 def test_what_people_ask_for_is_not_cancelled() -> None:
-    asked = [replace(task(1), merge_with=2), replace(task(2), merge_with=1, owner="s2")]
+    merging = [replace(task(1), merge_with=2), replace(task(2), merge_with=1, owner="s2")]
     warm = told({1: 50, 2: 50})
-    assert played(asked, [(0, warm), (99, warm)]) == [[Merge(left=asked[0], right=asked[1])]] * 2
+    assert played(merging, [(0, warm), (99, warm)]) == [[Merge(left=merging[0], right=merging[1])]] * 2

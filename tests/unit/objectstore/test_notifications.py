@@ -51,8 +51,8 @@ def test_the_newest_file_of_each_store_and_the_tenants_with_schemas_are_found() 
     snapshot = event(SchemaSnapKey(tenant=Tenant(5, 6), ts=1))
     names = ("s3:ObjectCreated:Put", "ObjectCreated:CompleteMultipartUpload", "ObjectCreated:Copy")
     events = [event(file(seq), name) for seq, name in zip((2, 9, 3), names, strict=True)]
-    found = read(*events, event(file(1, store=8)), snapshot)
-    assert found == Written(files=(file(9), file(1, store=8)), schemas=frozenset({Tenant(5, 6)}))
+    written = read(*events, event(file(1, store=8)), snapshot)
+    assert written == Written(files=(file(9), file(1, store=8)), schemas=frozenset({Tenant(5, 6)}))
 
 
 @pytest.mark.parametrize(

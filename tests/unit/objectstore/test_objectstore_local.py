@@ -46,10 +46,10 @@ class TestLocalStore(ObjectStoreSuite):
                 os.sched_yield()
             writer.send_signal(signal.SIGKILL)
         store = LocalStore(root)
-        found = list(store.list(""))
-        assert len(found) >= 3
-        assert {info.size for info in found} == {8_000_000}
-        assert [info.key for info in found] == [f"folder/{n:06d}" for n in range(len(found))]
+        objects = list(store.list(""))
+        assert len(objects) >= 3
+        assert {info.size for info in objects} == {8_000_000}
+        assert [info.key for info in objects] == [f"folder/{n:06d}" for n in range(len(objects))]
 
     def test_leftovers_are_not_listed_and_are_removed_when_old(self, tmp_path: Path) -> None:
         store = LocalStore(tmp_path)

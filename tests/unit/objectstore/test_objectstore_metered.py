@@ -87,11 +87,11 @@ def test_the_process_shows_requests_and_bytes() -> None:
     def value(name: str, **labels: str) -> float:
         return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
-    put, got = ({"operation": op, "kind": "compacted"} for op in ("put", "get"))
+    put, get_labels = ({"operation": op, "kind": "compacted"} for op in ("put", "get"))
     before = (
         value("tistream_object_store_requests_total", outcome="ok", **put),
         value("tistream_object_store_bytes_total", **put),
-        value("tistream_object_store_bytes_total", **got),
+        value("tistream_object_store_bytes_total", **get_labels),
         value("tistream_object_store_seconds_count", operation="put"),
     )
     store = open_metered("memory://")
@@ -100,7 +100,7 @@ def test_the_process_shows_requests_and_bytes() -> None:
     after = (
         value("tistream_object_store_requests_total", outcome="ok", **put),
         value("tistream_object_store_bytes_total", **put),
-        value("tistream_object_store_bytes_total", **got),
+        value("tistream_object_store_bytes_total", **get_labels),
         value("tistream_object_store_seconds_count", operation="put"),
     )
     assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1000, 1000, 1]

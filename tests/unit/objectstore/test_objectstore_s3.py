@@ -32,12 +32,12 @@ MEANING: dict[str, tuple[type[TiStreamError], type[TiStreamError], bool | None]]
 )
 def test_every_error_class_of_obstore_is_mapped(error_class: type[Exception]) -> None:
     of_get, of_put, determinate = MEANING[error_class.__name__]
-    got = map_error(error_class("what happened\nDebug source: long"), "a/b")
+    get_error = map_error(error_class("what happened\nDebug source: long"), "a/b")
     put = map_error(error_class("what happened\nDebug source: long"), "a/b", putting=True)
-    assert (type(got), type(put)) == (of_get, of_put)
+    assert (type(get_error), type(put)) == (of_get, of_put)
     assert put.facts.get("determinate") is determinate
-    assert got.facts["key"] == put.facts["key"] == "a/b"
-    assert "Debug" not in str(got) + str(put)
+    assert get_error.facts["key"] == put.facts["key"] == "a/b"
+    assert "Debug" not in str(get_error) + str(put)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_a_missing_bucket_is_not_a_missing_object(error: Exception, meaning: typ
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken", "AccessDenied"])
 def test_credentials_that_count_no_more_are_a_refusal_whatever_the_status(code: str) -> None:
     said = f"Server returned non-2xx status code: 400 Bad Request: <?xml?>\n<Error><Code>{code}</Code></Error>"
-    found = map_error(obstore.exceptions.GenericError(said), "a/b", putting=True)
-    assert (type(found), found.facts["determinate"]) == (StoreRefused, True)
-    assert str(found).startswith(f"the store refused: {code} ")
+    refusal = map_error(obstore.exceptions.GenericError(said), "a/b", putting=True)
+    assert (type(refusal), refusal.facts["determinate"]) == (StoreRefused, True)
+    assert str(refusal).startswith(f"the store refused: {code} ")

@@ -69,16 +69,16 @@ class Skewed(SystemClock):
         return super().unix_ms() - 90_000
 
 
-def failed(found: list[Finding]) -> list[str]:
-    return [f.name for f in found if f.verdict is Verdict.FAIL]
+def failed(findings: list[Finding]) -> list[str]:
+    return [f.name for f in findings if f.verdict is Verdict.FAIL]
 
 
 @pytest.mark.parametrize("make", [lambda _: MemoryStore(), LocalStore], ids=["memory", "folder"])
 def test_a_store_that_is_well_and_left_as_it_was(make: Callable[[Path], ObjectStore], tmp_path: Path) -> None:
     store = make(tmp_path)
     store.put("kept", b"x")
-    found = check_store(store, SystemClock(), "a1")
-    assert [(f.name, f.verdict) for f in found] == [(name, Verdict.OK) for name in ALL], found
+    findings = check_store(store, SystemClock(), "a1")
+    assert [(f.name, f.verdict) for f in findings] == [(name, Verdict.OK) for name in ALL], findings
     assert [info.key for info in store.list("")] == ["kept"]
     assert failed(check_store(store, SystemClock(), "a1")) == [], "the same name again"
 
@@ -96,15 +96,15 @@ def test_a_store_that_is_well_and_left_as_it_was(make: Callable[[Path], ObjectSt
     ids=lambda v: type(v).__name__ if isinstance(v, MemoryStore) else "",
 )
 def test_a_store_that_is_not_for_tistream_is_refused(store: MemoryStore, wrong: list[str], words: str) -> None:
-    found = check_store(store, SystemClock(), "a1")
-    assert failed(found) == wrong
-    assert words in next(f.words for f in found if f.verdict is Verdict.FAIL)
+    findings = check_store(store, SystemClock(), "a1")
+    assert failed(findings) == wrong
+    assert words in next(f.words for f in findings if f.verdict is Verdict.FAIL)
 
 
 def test_clocks_that_differ() -> None:
-    found = {f.name: f for f in check_store(MemoryStore(), Skewed(), "a1")}["store clock"]
-    assert found.verdict is Verdict.FAIL
-    assert 88_000 < found.facts["offset_ms"] <= 90_000  # type: ignore[operator]
+    clock = {f.name: f for f in check_store(MemoryStore(), Skewed(), "a1")}["store clock"]
+    assert clock.verdict is Verdict.FAIL
+    assert 88_000 < clock.facts["offset_ms"] <= 90_000  # type: ignore[operator]
 
 
 def test_what_a_check_left_behind_is_removed_when_a_later_one_breaks() -> None:

@@ -50,11 +50,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    with Server() as new_server:
+        thread = threading.Thread(target=new_server.serve_forever, args=(0.01,))
         thread.start()
-        yield made
-        made.shutdown()
+        yield new_server
+        new_server.shutdown()
         thread.join()
 
 
@@ -127,9 +127,9 @@ def test_a_mutant_that_connects_by_name_is_noticed(server: Server, monkeypatch: 
 
 
 def test_tls_is_between_the_client_and_the_server(tmp_path: Path) -> None:
-    made = certificate(tmp_path, "server", of="DNS:localhost")
+    pem = certificate(tmp_path, "server", of="DNS:localhost")
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    there.load_cert_chain(made, made.with_suffix(".key"))
+    there.load_cert_chain(pem, pem.with_suffix(".key"))
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         port = listening.getsockname()[1]
 
@@ -144,7 +144,7 @@ def test_tls_is_between_the_client_and_the_server(tmp_path: Path) -> None:
         with closing(socket.create_connection(("127.0.0.1", opened.gate.port), timeout=5)) as raw:
             raw.sendall(f"CONNECT localhost:{port} HTTP/1.1\r\nProxy-Authorization: Basic {token}\r\n\r\n".encode())
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
-            with ssl.create_default_context(cafile=str(made)).wrap_socket(raw, server_hostname="localhost") as client:
+            with ssl.create_default_context(cafile=str(pem)).wrap_socket(raw, server_hostname="localhost") as client:
                 client.sendall(b"hello")
                 assert client.recv(100) == b"HELLO"
         thread.join()

@@ -78,15 +78,15 @@ _CLIENT = "tistream/client/"
 
 
 def opening_places() -> set[tuple[str, str]]:
-    found = set()
+    openers = set()
     for package in _PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
             for node in ast.walk(ast.parse(text)):
                 called = _opener(node.func) if isinstance(node, ast.Call) and not name.startswith(_CLIENT) else None
                 if called and (called != "_Bucket" or "obstore" in text):
-                    found.add((name, called))
-    return found
+                    openers.add((name, called))
+    return openers
 
 
 def _opener(called: ast.expr) -> str | None:
@@ -120,8 +120,8 @@ def test_no_opener_gives_rights_that_its_caller_did_not_name() -> None:
             operated.append(name)
         is_about_it = "outbound.policy" in text or "OpenLetters" in text
         for node in ast.walk(ast.parse(text)) if is_about_it else ():
-            found = [each for each in _defaulted(node) if ast.unparse(each) in ("Policy", "OpenLetters")]
-            given += [f"{name}:{each.lineno}" for each in found]
+            defaults = [each for each in _defaulted(node) if ast.unparse(each) in ("Policy", "OpenLetters")]
+            given += [f"{name}:{each.lineno}" for each in defaults]
     assert not given, "these have a default"
     on_its_machine = "tistream/cli/changefeed_verify.py"
     assert sorted(operated) == ["simulator/dst/sinking.py", on_its_machine, "tistream/outbound/policy.py"]

@@ -198,7 +198,7 @@ def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], b
     starts: dict[int, bytes] = {}
     sent: dict[int, list[int]] = {}
     said: dict[int, tuple[int, int]] = {}
-    got: dict[int, list[int]] = {}
+    received: dict[int, list[int]] = {}
     cut_ts, seq, number = 50, 0, 0  # above every other timestamp
     for name, n in actions:
         subscription = alive[n % len(alive)] if alive else 0
@@ -216,20 +216,20 @@ def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], b
                 seq += 1
                 assert (file.seq, file.cut_ts) == (seq, cut_ts)
                 check_file(file, starts, account, said, last=file is files[-1])
-                for region_id, found in slices(file).items():
-                    got.setdefault(region_id, []).extend(found)
+                for region_id, numbers in slices(file).items():
+                    received.setdefault(region_id, []).extend(numbers)
             said = {t: (a["ready"], a["resolved"]) for t, a in account.items() if t in alive}
             account = {t: a for t, a in account.items() if t in alive}
-            assert {t: g for t, g in got.items() if g} == {t: s for t, s in sent.items() if s}
+            assert {t: g for t, g in received.items() if g} == {t: s for t, s in sent.items() if s}
         elif not alive:
             continue
         elif name == "close":
             alive.remove(subscription)
             run(batcher, SubscriptionClosed(subscription=subscription))
         elif name == "rows":
-            mine = sent.setdefault(subscription, [])
-            new = list(range(len(mine), len(mine) + n % 7))
-            mine += new
+            sent_here = sent.setdefault(subscription, [])
+            new = list(range(len(sent_here), len(sent_here) + n % 7))
+            sent_here += new
             run(batcher, rows(subscription, new, n))
         elif name == "ready":
             account[subscription]["ready"] = 20 + n

@@ -14,13 +14,13 @@ _UNIX_MS = 1_700_000_000_000  # a whole second, and a whole half minute but for 
 
 def ticks(schedule: FlushSchedule, clock: ManualClock, seconds: float) -> list[float]:
     """The ticks of a source that polls 50 times a second, in milliseconds from the start."""
-    found, ticked_at = [], clock.monotonic()
+    tick_times, ticked_at = [], clock.monotonic()
     for _ in range(round(seconds * 50)):
         clock.advance(0.02)
         if clock.monotonic() >= schedule.next_tick_at(ticked_at):
             ticked_at = clock.monotonic()
-            found.append(round(ticked_at, 2))
-    return found
+            tick_times.append(round(ticked_at, 2))
+    return tick_times
 
 
 @pytest.mark.parametrize("begun_s", [0.0, 0.3, 0.72])
@@ -28,9 +28,9 @@ def test_stores_that_begin_at_any_time_tick_at_whole_seconds(begun_s: float) -> 
     clock = ManualClock(unix_ms=_UNIX_MS)
     schedule = FlushSchedule(clock)
     clock.advance(begun_s)
-    found = ticks(schedule, clock, 4)
-    assert [at - round(at) for at in found] == pytest.approx([0.0] * len(found), abs=0.021)
-    assert len(found) in (3, 4)
+    tick_times = ticks(schedule, clock, 4)
+    assert [at - round(at) for at in tick_times] == pytest.approx([0.0] * len(tick_times), abs=0.021)
+    assert len(tick_times) in (3, 4)
 
 
 def test_a_tick_that_came_early_does_not_put_off_the_next_by_more_than_half_an_interval() -> None:

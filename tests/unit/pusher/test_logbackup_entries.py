@@ -57,8 +57,8 @@ def raw(stored_key: bytes, value: bytes) -> bytes:
 
 
 def test_a_real_entry_is_read() -> None:
-    found = piece(COMMITTED, 1, sha256=bytes.fromhex(COMMITTED_SHA256), min_ts=467996279696261141)
-    rows = read_versions(found, unpack(found, COMMITTED), 0, TS_MAX).to_pylist()
+    log_piece = piece(COMMITTED, 1, sha256=bytes.fromhex(COMMITTED_SHA256), min_ts=467996279696261141)
+    rows = read_versions(log_piece, unpack(log_piece, COMMITTED), 0, TS_MAX).to_pylist()
     assert rows == [
         {
             "key": bytes.fromhex("7480000000000000725f72800000000000000a"),
@@ -190,14 +190,14 @@ def test_each_version_is_delivered_once_with_its_row() -> None:
     long, other = b"r" * 300, b"s" * 300
     first = versions([put(RECORD, 1, 10, None), put(RECORD, 11, 20, b"short"), delete(RECORD, 21, 30)])
     again = versions([put(RECORD, 11, 20, b"short"), put(RECORD, 1, 10, None, b"RF" + bytes(8))])
-    found = distinct([first, again])
-    wanted = wanting(found)
-    assert wanted.to_pylist() == [{"key": RECORD, "start_ts": 1}]
+    puts = distinct([first, again])
+    refs = wanting(puts)
+    assert refs.to_pylist() == [{"key": RECORD, "start_ts": 1}]
     data = entry_bytes([(RECORD, 1, long), (RECORD, 2, other), (INDEX, 1, other)])
-    values = matching(read_values(piece(data, 3, cf="default"), data), wanted)
-    assert missing(wanted, VALUES.empty_table()).num_rows == 1
-    assert missing(wanted, values).num_rows == 0
-    rows = sorted(change_rows(found, pa.concat_tables([values, values])).to_pylist(), key=lambda r: int(r["commit_ts"]))
+    values = matching(read_values(piece(data, 3, cf="default"), data), refs)
+    assert missing(refs, VALUES.empty_table()).num_rows == 1
+    assert missing(refs, values).num_rows == 0
+    rows = sorted(change_rows(puts, pa.concat_tables([values, values])).to_pylist(), key=lambda r: int(r["commit_ts"]))
     assert [(r["start_ts"], r["commit_ts"], r["op"], r["value"]) for r in rows] == [
         (1, 10, Op.PUT, long), (11, 20, Op.PUT, b"short"), (21, 30, Op.DELETE, None),
     ]  # fmt: skip
@@ -215,9 +215,9 @@ def test_rows_come_in_the_order_of_the_files() -> None:
 
 def test_what_the_change_feed_never_sends_is_flagged_or_dropped() -> None:
     sources = [0, 1, 0xFF, 0x100, 0xFF00, 0x10000, 0x20000]
-    found = distinct([versions([put(k, 1, 10 + n, b"x", source_tag(s)) for n, s in enumerate(sources)])
+    entries = distinct([versions([put(k, 1, 10 + n, b"x", source_tag(s)) for n, s in enumerate(sources)])
                       for k in (RECORD, INDEX)])  # fmt: skip
-    rows = change_rows(found, VALUES.empty_table())
+    rows = change_rows(entries, VALUES.empty_table())
     hidden = {10 + n for n, s in enumerate(sources) if s & 0x1FF00}
     assert hidden == {13, 14, 15}
     for row in rows.to_pylist():

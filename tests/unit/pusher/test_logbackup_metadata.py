@@ -126,9 +126,9 @@ def test_the_lowest_checkpoint_counts_and_is_named() -> None:
     for ts, name in ((9 << 18, "central_global"), (7 << 18, "5"), (8 << 18, "1")):
         log.checkpoint(ts, name)
     store.put("v1/global_checkpoint/note.txt", b"x")
-    found = read_checkpoint(store)
-    assert found is not None
-    assert (found.ts, found.object) == (7 << 18, "v1/global_checkpoint/5.ts")
+    checkpoint = read_checkpoint(store)
+    assert checkpoint is not None
+    assert (checkpoint.ts, checkpoint.object) == (7 << 18, "v1/global_checkpoint/5.ts")
 
 
 @pytest.mark.parametrize("data", [b"\x01", bytes(8), bytes(9), b"\xff" * 8])

@@ -80,8 +80,8 @@ def test_it_ends_when_it_is_caught_up() -> None:
     assert "holds the log at" in done.ahead
     streams = batch_files(bench.bucket)
     assert list(streams) == [(STORE_ID, 1)]
-    found = streams[STORE_ID, 1]
-    last = found[-1]
+    starts = streams[STORE_ID, 1]
+    last = starts[-1]
     assert last.cut_ts == at(5)
     assert last.regions.column("resolved_ts").to_pylist() == [at(5), at(5)]
     assert last.regions.column("checkpoint_ts").to_pylist() == [S, S]
@@ -183,8 +183,8 @@ def test_undefined_tables_are_reported() -> None:
     rows = [put(record_key(n, 1), at(3), at(4), b"row") for n in (7, 11, 12, 13, 14, (1 << 48) - 2)]
     rows += [put(index_key(15, 1, b"12345678"), at(3), at(4), b"0")]
     bench.log.flush([Piece(cf="write", entries=rows, table_id=7)], flush_ts=at(6))
-    made = [put(table_key(1, 11), at(1), at(2), info)]
-    bench.log.flush([Piece(cf="write", entries=made)], flush_ts=at(7))
+    definitions = [put(table_key(1, 11), at(1), at(2), info)]
+    bench.log.flush([Piece(cf="write", entries=definitions)], flush_ts=at(7))
     bench.log.checkpoint(at(5))
     assert bench.push(empty_snapshot(S)).undefined.startswith("2 tables (7, 14) have rows")
     bench.control.entries = [FrontierEntry(range=KeyRange(), durable_ts=at(3), resubscribe_id=0)]

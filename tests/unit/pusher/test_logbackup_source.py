@@ -250,12 +250,12 @@ def test_used_metadata_is_dropped_and_read_again_when_needed(dated: bool) -> Non
         log.checkpoint(flush_ts)
         log.clock.advance(10)
 
-    found: set[Change] = set()
+    changes: set[Change] = set()
     for n in range(1, last):
         flush(n, *([values((record(9), at(hour_ms), row))] if n == 2 else []))
-        found |= reader.until_caught_up()
+        changes |= reader.until_caught_up()
     assert len(reader.source._index.flushes) <= 4
-    assert not found
+    assert not changes
     flush(last, writes(put(record(9), at(hour_ms), at(last * hour_ms // 2), None)))
     assert [change[3] for change in reader.until_caught_up()] == [row]
 
@@ -268,10 +268,10 @@ class _Shuffled(MemoryStore):
         self._rand = rand
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        found = list(super().list(prefix, after))
+        objects = list(super().list(prefix, after))
         if prefix == META_PREFIX and after:
-            self._rand.shuffle(found)
-        return iter(found)
+            self._rand.shuffle(objects)
+        return iter(objects)
 
 
 def history(rand: random.Random) -> tuple[list[tuple[int, int, list[Entry], list[Entry]]], set[Change]]:

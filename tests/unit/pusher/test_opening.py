@@ -59,11 +59,11 @@ def test_as_a_dict_would(said: list[list[dict[str, Any]]], data: st.DataObject) 
     altered: bool = data.draw(st.booleans()) if flat else False
     if altered:
         data.draw(st.sampled_from(flat))["value"] = b"w"
-    known: dict[tuple[bytes, int], bytes] = {}
+    first_values: dict[tuple[bytes, int], bytes] = {}
     seen = OpeningPrewrites()
     for event in said:
         expected = any(
-            r["value"] and known.setdefault((r["key"], r["start_ts"]), r["value"]) != r["value"] for r in event
+            r["value"] and first_values.setdefault((r["key"], r["start_ts"]), r["value"]) != r["value"] for r in event
         )
         assert seen.contradicts(rows(*event)) == expected
         if expected:

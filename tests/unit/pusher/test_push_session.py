@@ -103,11 +103,11 @@ def test_refused_ones_are_replaced_unless_they_are_new() -> None:
 def test_while_one_thread_renews_others_use_valid_credentials() -> None:
     world = World()
     world.now()
-    asked, answer = threading.Event(), threading.Event()
+    begun, answer = threading.Event(), threading.Event()
     fetch = world.service.fetch
 
     def slow() -> PushCredentials:
-        asked.set()
+        begun.set()
         assert answer.wait(60)
         return fetch()
 
@@ -115,12 +115,12 @@ def test_while_one_thread_renews_others_use_valid_credentials() -> None:
     with ThreadPoolExecutor(8) as pool:
         first = [pool.submit(session.current) for _ in range(4)]
         answer.set()
-        assert {found.result(60).session.access_key_id for found in first} == {"id-2"}, "all wait for the first ones"
-        asked.clear()
+        assert {each.result(60).session.access_key_id for each in first} == {"id-2"}, "all wait for the first ones"
+        begun.clear()
         answer.clear()
         world.clock.advance(600)
         renewing = pool.submit(session.current)
-        assert asked.wait(60)
+        assert begun.wait(60)
         assert [world.now() for _ in range(3)] == ["id-2"] * 3
         answer.set()
         assert renewing.result(60).session.access_key_id == "id-3"

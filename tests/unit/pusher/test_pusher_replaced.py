@@ -68,11 +68,11 @@ def test_during_an_outage_the_pusher_continues_and_backs_off(rig: Rig) -> None:
 
 
 def test_a_control_plane_that_hangs_costs_a_tenth_of_the_time() -> None:
-    clock, asked = ManualClock(), []
+    clock, asked_at = ManualClock(), []
 
     class Hangs:
         def newest_incarnation(self, store_id: int) -> int:
-            asked.append(clock.monotonic())
+            asked_at.append(clock.monotonic())
             clock.advance(5.0)
             raise ControlUnavailable
 
@@ -80,7 +80,7 @@ def test_a_control_plane_that_hangs_costs_a_tenth_of_the_time() -> None:
     for _ in range(100):
         check(1)
         clock.advance(1.0)
-    assert asked == [0.0, 50.0, 100.0]
+    assert asked_at == [0.0, 50.0, 100.0]
 
 
 def test_final_errors_are_raised() -> None:

@@ -41,8 +41,8 @@ def test_every_request_that_was_recorded(name: str) -> None:
         if line["dir"] != "send":
             continue
         sent = bytes.fromhex(line["msg_hex"])
-        known = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
-        said = dict(fields(sent, known))
+        types = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
+        said = dict(fields(sent, types))
         header = Header(cluster_id=dict(fields(said[1], {1: VARINT}))[1])
         request: Register | Deregister
         if 13 in said:

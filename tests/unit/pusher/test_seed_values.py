@@ -57,8 +57,8 @@ DAY = ((2020 * 13 + 2) * 32 + 29) << 41
     ],
 )
 def test_values_are_stored_as_they_are(column: ColumnSpec, value: object, want: object) -> None:
-    found = stored(column, value, in_text=True)
-    assert (found, type(found)) == (want, type(want))
+    bytes_stored = stored(column, value, in_text=True)
+    assert (bytes_stored, type(bytes_stored)) == (want, type(want))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def as_parquet(folder: Path, **columns: list[Any]) -> Path:
 
 
 def keys(rows: pa.Table) -> list[bytes]:
-    found: list[bytes] = rows["key"].to_pylist()
-    return found
+    row_keys: list[bytes] = rows["key"].to_pylist()
+    return row_keys
 
 
 def test_lines_may_be_flat_or_those_of_a_snapshot_and_rows_come_by_key(tmp_path: Path) -> None:

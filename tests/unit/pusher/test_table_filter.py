@@ -66,7 +66,7 @@ def test_everything_is_the_snapshot_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "mine"),
+    ("names", "chosen"),
     [
         (["Shop.Orders"], {5000}),
         (["shop.parts"], {5010, 5011, 5013}),
@@ -75,12 +75,12 @@ def test_everything_is_the_snapshot_as_it_is() -> None:
         (["hr", "shop.orders"], {5020, 5000}),
     ],
 )
-def test_the_chosen_tables_and_whatever_is_created_later(names: list[str], mine: set[int]) -> None:
+def test_the_chosen_tables_and_whatever_is_created_later(names: list[str], chosen: set[int]) -> None:
     text = filter_snapshot(SHOP, names, True)
     table_filter = read_table_filter(text)
-    known = {5000, 5010, 5011, 5013, 200, 5020, *SYSTEM}
-    for table_id in known:
-        expected = table_id in mine or table_id == DDL_JOB_TABLE_ID
+    table_ids = {5000, 5010, 5011, 5013, 200, 5020, *SYSTEM}
+    for table_id in table_ids:
+        expected = table_id in chosen or table_id == DDL_JOB_TABLE_ID
         assert followed(table_filter, record_key(table_id, 7)) == expected, table_id
         assert followed(table_filter, index_key(table_id, 1, b"x")) == expected, table_id
     for unknown in (4500, 5001, 5021, 9_000_000):  # being created at the beginning, or later
@@ -89,7 +89,7 @@ def test_the_chosen_tables_and_whatever_is_created_later(names: list[str], mine:
     pushed = parse_pushed(orjson.loads(text))
     history = History(pushed.snapshot, pushed.job_table)
     shown = history.snapshot(history.start_ts).tables
-    assert {i for t in shown.values() for i in (t.id, *t.partition_ids)} == mine
+    assert {i for t in shown.values() for i in (t.id, *t.partition_ids)} == chosen
     assert {5000, 5010, 200, 5020} == set(pushed.snapshot.tables), "the others are kept: DDL may name them"
     assert list(table_filter.wanted) == sorted(table_filter.wanted)
     tiles = sorted([*table_filter.wanted[1:], *table_filter.excluded])
@@ -155,13 +155,13 @@ def opened_in(events: Sequence[SourceEvent]) -> list[SubscriptionOpened]:
 
 def resolved_in(events: Sequence[SourceEvent]) -> list[int]:
     """The subscriptions that are resolved up to the tick behind them."""
-    found: list[int] = []
+    timestamps: list[int] = []
     for event, later in pairwise(events):
         if isinstance(event, Resolved):
             assert isinstance(later, Tick)
             assert (event.resolved_ts == np.uint64(later.cut_ts)).all()
-            found += event.subscriptions.tolist()
-    return found
+            timestamps += event.subscriptions.tolist()
+    return timestamps
 
 
 def ready_in(events: Sequence[SourceEvent]) -> list[int]:

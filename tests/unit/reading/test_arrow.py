@@ -33,8 +33,8 @@ def table_names() -> list[tuple[str, str]]:
     """Every name under which rows were ever written."""
     history, rows = recorded_history(), committed_rows()
     pairs = zip(rows["table_id"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True)
-    found = (history.table_at(table_id, commit_ts - 1) for table_id, commit_ts in pairs)
-    return sorted({(t.db, t.name) for t in found if t is not None})
+    defined = (history.table_at(table_id, commit_ts - 1) for table_id, commit_ts in pairs)
+    return sorted({(t.db, t.name) for t in defined if t is not None})
 
 
 def pages(scope: Scope, rows: pa.Table) -> Iterator[pa.Table]:
@@ -106,24 +106,24 @@ def test_native_values_are_those_of_the_text_form(name: tuple[str, str]) -> None
         for part in changes
         for line in map(json.loads, written(fmt.rows(part)).to_pylist())
     }
-    found = list(pages(scope, rows))
+    tables = list(pages(scope, rows))
     seen = 0
-    for row in (row for table in found for row in table.to_pylist()):
+    for row in (row for table in tables for row in table.to_pylist()):
         line, columns = expected[str(row["_commit_ts"]), row["_key"].hex()]
         assert row["_op"] == line["type"]
         assert (str(row["_start_ts"]), row["_table_id"]) == (line["start_ts"], line["table_id"])
         shown = line["columns"] if line["columns"] is not None else line["old"]
         assert list(row) == ["_op", "_commit_ts", "_start_ts", "_key", "_table_id", *columns, "_old"]
-        for image, wanted in ((row, shown), (row["_old"], line["old"])):
-            assert (image is None) == (wanted is None)
+        for image, want in ((row, shown), (row["_old"], line["old"])):
+            assert (image is None) == (want is None)
             for column in columns.values() if image is not None else ():
                 value = as_text(image[column.name], column)
-                assert same(value, wanted[column.name], column), (column.name, value, wanted[column.name])
+                assert same(value, want[column.name], column), (column.name, value, want[column.name])
         seen += 1
     assert seen == len(expected)
-    order = [ts for table in found for ts in table["_commit_ts"].to_pylist()]
+    order = [ts for table in tables for ts in table["_commit_ts"].to_pylist()]
     assert order == sorted(order)
-    for left, right in pairwise(found):
+    for left, right in pairwise(tables):
         labels = [f.name for f in left.schema if pa.types.is_dictionary(f.type)]
         assert left.schema != right.schema or len(labels) > 1  # other columns, or other labels of an ENUM
 
@@ -148,6 +148,6 @@ def test_a_row_that_cannot_be_decoded_is_listed_and_the_others_are_there() -> No
 
 def test_a_missing_table_has_our_columns_only() -> None:
     history = recorded_history()
-    found = arrow.empty(history, Scope(tenant=TENANT, database="shop", table="nothing"), history.resolved_ts)
-    assert found.column_names == ["_op", "_commit_ts", "_start_ts", "_key", "_table_id", "_old"]
-    assert pa.ipc.open_stream(arrow.ipc(found)).read_all().num_rows == 0
+    empty = arrow.empty(history, Scope(tenant=TENANT, database="shop", table="nothing"), history.resolved_ts)
+    assert empty.column_names == ["_op", "_commit_ts", "_start_ts", "_key", "_table_id", "_old"]
+    assert pa.ipc.open_stream(arrow.ipc(empty)).read_all().num_rows == 0

@@ -33,12 +33,12 @@ def run(*kinds: Type, value: bytes, first: str = "ALTER TABLE t MODIFY COLUMN c 
     return ColumnRun([TableRun(name="t", ddls=ddls, writes=[Write(handle=1, commit_ts=150, value={2: value})])])
 
 
-def refusal(made: ColumnRun, **told: Any) -> dict[str, object]:
-    table = made.history.find("d", "t", LATER)
+def refusal(columns_run: ColumnRun, **overrides: Any) -> dict[str, object]:
+    table = columns_run.history.find("d", "t", LATER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "readings", partial(columns.readings, **told))
+        patch.setattr(columns, "readings", partial(columns.readings, **overrides))
         with pytest.raises(NotConvertible) as caught:
-            made.as_of(table.name, LATER)
+            columns_run.as_of(table.name, LATER)
     return caught.value.facts
 
 
@@ -61,8 +61,8 @@ def test_a_timestamp_below_the_log_is_not_offered() -> None:
 
 
 def test_a_very_long_statement_is_shortened() -> None:
-    made = run(VARCHAR, INT, value=b"abc")
-    events = made.history.events(FIRST - 1, FIRST)
-    assert refusal(made)["ddl"] == events[0].job_query
+    long_run = run(VARCHAR, INT, value=b"abc")
+    events = long_run.history.events(FIRST - 1, FIRST)
+    assert refusal(long_run)["ddl"] == events[0].job_query
     said = str(refusal(run(VARCHAR, INT, value=b"abc", first="ALTER " * 1000))["ddl"])
     assert (len(said), said[-3:]) == (1003, "...")

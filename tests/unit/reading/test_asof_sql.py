@@ -38,22 +38,22 @@ def statements(texts: list[str | None], labels: list[int | None]) -> list[bytes]
 def test_a_large_row_among_many_small_ones_does_not_make_a_large_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "_STATEMENT_BYTES", 1000)
     texts = ["x" * (900 if n % 7 == 0 else 0) for n in range(3000)] + ["y" * 5000] + [None] * 500
-    found = statements(texts, [1] * len(texts))
-    too_large = [s for s in found if len(s) > 1001]
+    inserts = statements(texts, [1] * len(texts))
+    too_large = [s for s in inserts if len(s) > 1001]
     assert len(too_large) == 1
     assert too_large[0].count(b"\n(") == 1
-    rows = re.findall(rb"\n\((\d+),('x*'|'y*'|NULL),'x'\)[,;]", b"".join(found))
+    rows = re.findall(rb"\n\((\d+),('x*'|'y*'|NULL),'x'\)[,;]", b"".join(inserts))
     assert [int(n) for n, _ in rows] == list(range(len(texts)))
     assert [b"NULL" if t is None else b"'%b'" % t.encode() for t in texts] == [value for _, value in rows]
-    assert len(found) < len(texts) / 3  # statements are filled
+    assert len(inserts) < len(texts) / 3  # statements are filled
 
 
 def test_only_statements_with_an_error_value_leave_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "_STATEMENT_BYTES", 60)
-    found = statements(["a", "b", "c"], [1, 0, None])
-    kinds = ["lax" if s == sql._LAX else "strict" if s == sql._STRICT else "insert" for s in found]
+    inserts = statements(["a", "b", "c"], [1, 0, None])
+    kinds = ["lax" if s == sql._LAX else "strict" if s == sql._STRICT else "insert" for s in inserts]
     assert kinds == ["insert", "lax", "insert", "strict", "insert"]
-    assert b"(1,'b','')" in found[2]
+    assert b"(1,'b','')" in inserts[2]
 
 
 def test_no_rows_are_no_statement() -> None:

@@ -79,13 +79,13 @@ def words(buffer: pa.Buffer) -> list[str]:
 
 
 def test_lines_of_several_tables_come_in_the_order_of_the_page() -> None:
-    got = body.render(Words(), [changes([(0, 1), (3, 5)]), changes([]), changes([(2, 5), (1, 4)])], [])
-    assert words(got) == ["r1.0", "r4.1", "r5.2", "r5.3"]
+    lines = body.render(Words(), [changes([(0, 1), (3, 5)]), changes([]), changes([(2, 5), (1, 4)])], [])
+    assert words(lines) == ["r1.0", "r4.1", "r5.2", "r5.3"]
 
 
 def test_ddl_follows_rows_of_its_time_and_precedes_later_ones() -> None:
-    got = body.render(Words(), [changes([(0, 3), (1, 5), (2, 5), (3, 6)])], [ddl(5), ddl(2), ddl(9)], watermark=9)
-    assert words(got) == ["d2.0", "r3.0", "r5.1", "r5.2", "d5.0", "r6.3", "d9.0", "w9"]
+    lines = body.render(Words(), [changes([(0, 3), (1, 5), (2, 5), (3, 6)])], [ddl(5), ddl(2), ddl(9)], watermark=9)
+    assert words(lines) == ["d2.0", "r3.0", "r5.1", "r5.2", "d5.0", "r6.3", "d9.0", "w9"]
 
 
 def test_events_of_one_job_stay_in_their_order_and_may_have_no_line() -> None:
@@ -94,15 +94,15 @@ def test_events_of_one_job_stay_in_their_order_and_may_have_no_line() -> None:
 
 @given(rows=st.lists(st.integers(1, 20), max_size=20).map(sorted), events=st.lists(st.integers(0, 21), max_size=6))
 def test_placement_for_any_timestamps(rows: list[int], events: list[int]) -> None:
-    got = words(body.render(Words(), [changes(list(enumerate(rows)))], [ddl(ts) for ts in events]))
+    page_words = words(body.render(Words(), [changes(list(enumerate(rows)))], [ddl(ts) for ts in events]))
     want = sorted([(ts, 0, f"r{ts}.{n}") for n, ts in enumerate(rows)] + [(ts, 1, f"d{ts}.0") for ts in events])
-    assert [w.partition(".")[0] for w in got] == [w.partition(".")[0] for *_, w in want]
-    assert [w for w in got if w[0] == "r"] == [f"r{ts}.{n}" for n, ts in enumerate(rows)]
+    assert [w.partition(".")[0] for w in page_words] == [w.partition(".")[0] for *_, w in want]
+    assert [w for w in page_words if w[0] == "r"] == [f"r{ts}.{n}" for n, ts in enumerate(rows)]
 
 
 def test_a_separator_is_between_lines_only() -> None:
-    got = body.render(Words(), [changes([(0, 1), (1, 2)])], [ddl(2)], separator=b",")
-    assert got.to_pybytes() == b"r1.0,r2.1,d2.0"
+    lines = body.render(Words(), [changes([(0, 1), (1, 2)])], [ddl(2)], separator=b",")
+    assert lines.to_pybytes() == b"r1.0,r2.1,d2.0"
 
 
 @pytest.mark.parametrize("fmt", [Words(), Words(marks=False)])
@@ -121,11 +121,11 @@ def test_only_ndjson_has_lines_for_rows_that_cannot_be_decoded() -> None:
     )
     rows = [changes([(0, 3), (1, 5)])]
     assert words(body.render(Words(), rows, [], [bad])) == ["r3.0", "r5.1"]
-    got = words(body.render(Words(name="ndjson"), rows, [], [bad]))
-    assert (got[0], got[2]) == ("r3.0", "r5.1")
-    assert '"type":"error"' in got[1]
-    assert '"key":"7480"' in got[1]
-    assert '"cause":"too short"' in got[1]
+    page_words = words(body.render(Words(name="ndjson"), rows, [], [bad]))
+    assert (page_words[0], page_words[2]) == ("r3.0", "r5.1")
+    assert '"type":"error"' in page_words[1]
+    assert '"key":"7480"' in page_words[1]
+    assert '"cause":"too short"' in page_words[1]
 
 
 def test_a_line_of_ndjson_is_one_line_to_every_reader() -> None:
@@ -142,8 +142,8 @@ def test_a_line_of_ndjson_is_one_line_to_every_reader() -> None:
 
 
 def rows() -> pa.Table:
-    found = changed_rows().sort_by([("commit_ts", "ascending"), ("start_ts", "ascending")]).combine_chunks()
-    return found.slice(0, 3000)
+    ordered = changed_rows().sort_by([("commit_ts", "ascending"), ("start_ts", "ascending")]).combine_chunks()
+    return ordered.slice(0, 3000)
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)

@@ -32,14 +32,14 @@ segs = st.lists(
     ),
     min_size=1,
     max_size=30,
-).map(lambda found: sorted(found, key=lambda s: (s.lo_ts, s.hi_ts)))
+).map(lambda segments: sorted(segments, key=lambda s: (s.lo_ts, s.hi_ts)))
 
 
 @given(segs, st.integers(1, 2000), st.integers(0, 12_000))
-def test_no_more_rows_than_asked_for_lie_below_the_end(found: list[Seg], rows: int, after: int) -> None:
+def test_no_more_rows_than_asked_for_lie_below_the_end(segments: list[Seg], rows: int, after: int) -> None:
     """However they are spread: all of a segment that begins at or below the end are counted."""
     after, upto = T + after, T + 20_000
-    listed = [s for s in found if s.hi_ts > after]
+    listed = [s for s in segments if s.hi_ts > after]
     end = bounded_end(listed, after=after, upto=upto, rows=rows)
     assert after <= end <= upto
     if end > after:
@@ -49,10 +49,10 @@ def test_no_more_rows_than_asked_for_lie_below_the_end(found: list[Seg], rows: i
 
 
 @given(segs, st.integers(0, 9_000), st.integers(1, 6_000), st.integers(1, 40), st.integers(1, 3000))
-def test_cuts_rise_between_the_ends(found: list[Seg], after: int, width: int, parts: int, part_bytes: int) -> None:
+def test_cuts_rise_between_the_ends(segments: list[Seg], after: int, width: int, parts: int, part_bytes: int) -> None:
     after = T + after
     upto = after + width
-    within = [s for s in found if s.hi_ts > after and s.lo_ts <= upto]
+    within = [s for s in segments if s.hi_ts > after and s.lo_ts <= upto]
     cuts = cut_points(within, after=after, upto=upto, parts=parts, part_bytes=part_bytes)
     assert all(a < b for a, b in itertools.pairwise([after, *cuts, upto]))
     assert len(cuts) < parts
@@ -60,10 +60,10 @@ def test_cuts_rise_between_the_ends(found: list[Seg], after: int, width: int, pa
 
 
 def test_parts_hold_about_the_same() -> None:
-    found = [Seg(T + 1, T + 1000, 100, 1000), Seg(T + 1001, T + 1100, 900, 9000), Seg(T + 1101, T + 5000, 1, 10)]
-    cuts = cut_points(found, after=T, upto=T + 5000, parts=10, part_bytes=1)
+    segments = [Seg(T + 1, T + 1000, 100, 1000), Seg(T + 1001, T + 1100, 900, 9000), Seg(T + 1101, T + 5000, 1, 10)]
+    cuts = cut_points(segments, after=T, upto=T + 5000, parts=10, part_bytes=1)
     bounds = [T, *cuts, T + 5000]
-    held = [estimated_rows(found, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
+    held = [estimated_rows(segments, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
     assert len(held) == 10
     assert max(held) < 130
 

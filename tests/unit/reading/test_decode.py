@@ -38,18 +38,18 @@ def table_of_each_row(rows: pa.Table) -> list[Table | None]:
 def test_each_row_goes_to_the_version_in_force_just_before_its_commit(scope: Scope) -> None:
     rows = committed_rows()
     want = table_of_each_row(rows)
-    found: dict[int, object] = {}
+    version_of_row: dict[int, object] = {}
     for table, index in rows_of(recorded_history(), rows, scope):
         assert list(index) == sorted(index)
         for n in index.tolist():
-            assert n not in found
-            found[n] = table
+            assert n not in version_of_row
+            version_of_row[n] = table
     for n, then in enumerate(want):
         inside = then is not None and (
             (scope.database is None or then.db.lower() == scope.database.lower())
             and (scope.table is None or then.name.lower() == scope.table.lower())
         )
-        assert found.get(n) is (then if inside else None)
+        assert version_of_row.get(n) is (then if inside else None)
 
 
 def test_no_rows_no_tables() -> None:
@@ -100,25 +100,25 @@ def test_without_old_values_deletes_have_the_columns_of_the_key() -> None:
     rows = committed_rows()
     whole = decode_rows(recorded_history(), rows, ALL)
     bare = without_old_values(rows)
-    found = decode_rows(recorded_history(), bare, ALL)
-    assert not found.quarantined
+    keys_only = decode_rows(recorded_history(), bare, ALL)
+    assert not keys_only.quarantined
     shown, hidden = 0, 0
-    for one, other in zip(found.changes, whole.changes, strict=True):
-        deletes, wanted = np.flatnonzero(one.kind == DELETE), np.flatnonzero(other.kind == DELETE)
+    for one, other in zip(keys_only.changes, whole.changes, strict=True):
+        deletes, others = np.flatnonzero(one.kind == DELETE), np.flatnonzero(other.kind == DELETE)
         assert set(one.kind[one.kind != DELETE]) <= {INSERT}
         at = {version: n for n, version in zip(deletes.tolist(), _versions(one, deletes), strict=True)}
-        for place, version in zip(wanted.tolist(), _versions(other, wanted), strict=True):
-            mine, true = one.before.slice(at[version], 1).to_pylist()[0], other.before.slice(place, 1).to_pylist()[0]
+        for place, version in zip(others.tolist(), _versions(other, others), strict=True):
+            seen, true = one.before.slice(at[version], 1).to_pylist()[0], other.before.slice(place, 1).to_pylist()[0]
             key = {c.name for i in one.table.indexes if i.primary for c in i.columns if one.table.is_common_handle}
             key |= {c.name for c in one.table.columns if c.primary and one.table.pk_is_handle}
-            for name, value in mine.items():
+            for name, value in seen.items():
                 if value is None:
                     hidden += true[name] is not None
                 else:
                     assert name in key
                     assert value == (true[name].rstrip(" ") if isinstance(true[name], str) else true[name])
                     shown += 1
-            assert not one.table.pk_is_handle or len([v for v in mine.values() if v is not None]) == 1
+            assert not one.table.pk_is_handle or len([v for v in seen.values() if v is not None]) == 1
     assert shown > 500
     assert hidden > 500
 
@@ -131,8 +131,8 @@ def _versions(changes: TableChanges, at: np.ndarray[tuple[int], np.dtype[np.int6
 def test_deletes_without_an_old_value_are_no_changes() -> None:
     rows = committed_rows()
     bare = with_columns(rows, old_value=pa.nulls(rows.num_rows, pa.binary()))
-    found = [decode_rows(recorded_history(), each, ALL).changes for each in (rows, bare)]
-    whole, none = (sum(int((c.kind == DELETE).sum()) for c in changes) for changes in found)
+    decoded = [decode_rows(recorded_history(), each, ALL).changes for each in (rows, bare)]
+    whole, none = (sum(int((c.kind == DELETE).sum()) for c in changes) for changes in decoded)
     assert whole > 0
     assert none == 0
 

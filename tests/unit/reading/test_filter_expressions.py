@@ -44,23 +44,23 @@ COLUMNS: dict[str, tuple[int, dict[str, Any], list[Any]]] = {
 
 
 def columns() -> dict[str, tuple[ColumnSpec, pa.Array]]:
-    found = {}
+    by_name = {}
     for n, (name, (tp, more, values)) in enumerate(COLUMNS.items()):
         spec = ColumnSpec(id=n, name=name, tp=tp, **more)
-        found[name] = spec, pa.array(values, storage_type(spec))
-    return found
+        by_name[name] = spec, pa.array(values, storage_type(spec))
+    return by_name
 
 
 def value(text: str) -> list[bool | None]:
-    found: list[bool | None] = evaluate(parse_expression(text), "d.t", columns(), 3).to_pylist()
-    return found
+    truths: list[bool | None] = evaluate(parse_expression(text), "d.t", columns(), 3).to_pylist()
+    return truths
 
 
 T, F, U = "t = 1", "f = 1", "u = 1"
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (f"{T} AND {U}", None),
         (f"{F} AND {U}", False),
@@ -98,12 +98,12 @@ T, F, U = "t = 1", "f = 1", "u = 1"
         ("0 >= t", False),
     ],
 )
-def test_logic_has_three_values(text: str, wanted: bool | None) -> None:
-    assert value(text) == [wanted] * 3
+def test_logic_has_three_values(text: str, expected: bool | None) -> None:
+    assert value(text) == [expected] * 3
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("i < -9223372036854775808", [False, False, False]),
         ("i <= -9223372036854775808", [True, False, False]),
@@ -146,8 +146,8 @@ def test_logic_has_three_values(text: str, wanted: bool | None) -> None:
         ("`s`='a' or s=\"A\"", [True, True, False]),
     ],
 )
-def test_comparisons_by_type(text: str, wanted: list[bool]) -> None:
-    assert value(text) == wanted
+def test_comparisons_by_type(text: str, expected: list[bool]) -> None:
+    assert value(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -215,22 +215,22 @@ def test_a_constant_that_does_not_fit_is_refused(text: str, at: int, cause: str)
 
 
 def test_kinds_of_changes() -> None:
-    found = parse_operations(" Insert,ddl ,")
-    assert (len(found.kinds), found.ddl) == (1, True)
+    operations = parse_operations(" Insert,ddl ,")
+    assert (len(operations.kinds), operations.ddl) == (1, True)
     with pytest.raises(FilterInvalid, match=r"^ops: 'updat' is not known .*character 7.*\. Did you mean update\?"):
         parse_operations("insert,updat")
 
 
 def test_the_example_of_ticdcs_documentation_is_understood() -> None:
-    (found,) = parse_event_filters(
+    (event_filter,) = parse_event_filters(
         """[{"matcher": ["test.worker"], "ignore-event": ["insert", "all ddl"], "ignore-sql": ["^drop", "add column"],
         "ignore-delete-value-expr": "name = 'john'", "ignore-insert-value-expr": "id >= 100",
         "ignore-update-old-value-expr": "age < 18 or name = 'lili'",
         "ignore-update-new-value-expr": "gender = 'male' and age > 18"}]"""
     )
-    assert found.matcher.matches("test", "worker")
-    assert found.ddl_types == EVENTS
-    assert len(found.row_rules) == 4
+    assert event_filter.matcher.matches("test", "worker")
+    assert event_filter.ddl_types == EVENTS
+    assert len(event_filter.row_rules) == 4
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_columns_of_any_two_number_types_are_compared(left: str, right: str) -> 
         given[name] = spec, pa.array(values, storage_type(spec))
     as_number = float if {left, right} & {"single", "double"} else Decimal
     for op, holds in _HOLDS.items():
-        found = evaluate(parse_expression(f"{left} {op} other"), "d.t", given, len(pairs)).to_pylist()
-        assert found == [holds(as_number(a), as_number(b)) for a, b in pairs], op
+        results = evaluate(parse_expression(f"{left} {op} other"), "d.t", given, len(pairs)).to_pylist()
+        assert results == [holds(as_number(a), as_number(b)) for a, b in pairs], op
 
 
 def ddl(type_: int, query: str, table: str, old: str = "", *, db: str = "d", old_db: str = "d") -> DdlEvent:

@@ -53,6 +53,6 @@ def test_slices_find_what_one_call_finds() -> None:
     values = pa.array([None if n % 7 == 0 else f"{n}" * (n % 50) for n in range(20_000)])
     regex = "9{2}$|1.{0,400}2"
     with allowed(Allowance(time.thread_time, 60)) as allowance:
-        mine = found(values, regex)
-    assert mine.tolist() == pc.match_substring_regex(values, regex).fill_null(False).to_pylist()
+        matches = found(values, regex)
+    assert matches.tolist() == pc.match_substring_regex(values, regex).fill_null(False).to_pylist()
     assert allowance.spent_s > 0

@@ -13,7 +13,7 @@ from tistream.errors import FilterInvalid
 
 
 @pytest.mark.parametrize(
-    ("table", "wanted"),
+    ("table", "expected"),
     [
         ("irrelevant.table", False),  # no rule
         ("employees.employees", True),  # rule 1
@@ -22,9 +22,9 @@ from tistream.errors import FilterInvalid
         ("else.departments", True),  # rules 2, 3
     ],
 )
-def test_the_last_rule_that_matches_decides(table: str, wanted: bool) -> None:
+def test_the_last_rule_that_matches_decides(table: str, expected: bool) -> None:
     rules = parse_table_rules("employees.*, !*.dep*, *.departments")
-    assert rules.matches(*table.split(".")) is wanted
+    assert rules.matches(*table.split(".")) is expected
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_the_last_rule_that_matches_decides(table: str, wanted: bool) -> None:
     ],
 )
 def test_rules_match_as_documented(rules: str, inside: list[str], outside: list[str]) -> None:
-    found = parse_table_rules(rules)
-    for names, wanted in ((inside, True), (outside, False)):
+    table_rules = parse_table_rules(rules)
+    for names, expected in ((inside, True), (outside, False)):
         for name in names:
-            assert found.matches(*name.split("|" if "|" in name else ".")) is wanted, name
+            assert table_rules.matches(*name.split("|" if "|" in name else ".")) is expected, name
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_hostile_regular_expression_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "database", "wanted"),
+    ("rules", "database", "expected"),
     [
         ("shop.*", "shop", True),
         ("shop.*", "other", False),
@@ -106,8 +106,8 @@ def test_a_hostile_regular_expression_takes_no_time() -> None:
         ("!shop.*,*.*", "shop", True),
     ],
 )
-def test_which_databases_are_meant(rules: str, database: str, wanted: bool) -> None:
-    assert parse_table_rules(rules).may_match_in(database) is wanted
+def test_which_databases_are_meant(rules: str, database: str, expected: bool) -> None:
+    assert parse_table_rules(rules).may_match_in(database) is expected
 
 
 def test_rules_of_columns() -> None:
@@ -129,7 +129,7 @@ def test_threads_share_rules_whose_answers_are_dropped(monkeypatch: pytest.Monke
 
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(ask, range(0, 80, 20)))
+            answers = list(pool.map(ask, range(0, 80, 20)))
     finally:
         sys.setswitchinterval(before)
-    assert found == [["t5", "t15"] * 75] * 4
+    assert answers == [["t5", "t15"] * 75] * 4

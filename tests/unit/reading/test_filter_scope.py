@@ -38,15 +38,15 @@ def test_the_ids_that_are_read_hold_all_rows_that_pass(rules: str, scope: Scope)
     chosen, rows = parse_filter({"tables": rules}), committed_rows()
     ids = chosen.table_ids(HISTORY, scope, START, END)
     assert ids is not None
-    found = select_rows(chosen, HISTORY, rows, scope).rows
-    assert set(found["table_id"].to_pylist()) <= set(ids)
+    selected = select_rows(chosen, HISTORY, rows, scope).rows
+    assert set(selected["table_id"].to_pylist()) <= set(ids)
     every = {
         (t.db, t.name) for i in set(rows["table_id"].to_pylist()) for t in HISTORY.version_intervals(i).versions if t
     }
     inside = {n for n in every if chosen.tables is not None and chosen.tables.matches(*n)}
     if scope is ALL:
         assert inside == {n for n in every & names_of(set(ids)) if n in inside}
-        assert (found.num_rows > 0) == bool(inside)
+        assert (selected.num_rows > 0) == bool(inside)
 
 
 def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
@@ -61,7 +61,7 @@ def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found", "wanted"),
+    ("given", "ddl", "kept"),
     [
         ({}, event(5), True),
         ({"ops": "insert,update"}, event(5), False),
@@ -88,8 +88,8 @@ def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
         ),
     ],
 )
-def test_which_ddl_passes(given: dict[str, str], found: DdlEvent, wanted: bool) -> None:
-    assert bool(parse_filter(given).keeps_ddl([found])) is wanted
+def test_which_ddl_passes(given: dict[str, str], ddl: DdlEvent, kept: bool) -> None:
+    assert bool(parse_filter(given).keeps_ddl([ddl])) is kept
 
 
 @pytest.mark.parametrize(
@@ -122,22 +122,22 @@ def test_names_that_exist_only_inside_the_interval_are_accepted() -> None:
     at_ends = {
         (d.name, t.name) for ts in (START, END) for d in HISTORY.databases(ts) for t in HISTORY.tables(d.name, ts)
     }
-    made = [e for e in HISTORY.events(START, END) if e.type == Action.CREATE_TABLE and (e.db, e.table) not in at_ends]
-    assert made
-    for found in made:
-        name = f"{found.db}.{found.table}"
+    added = [e for e in HISTORY.events(START, END) if e.type == Action.CREATE_TABLE and (e.db, e.table) not in at_ends]
+    assert added
+    for ddl in added:
+        name = f"{ddl.db}.{ddl.table}"
         gone = next(
             e.commit_ts
-            for e in HISTORY.events(found.commit_ts, END)
-            if HISTORY.named(found.db, found.table, e.commit_ts) is None
+            for e in HISTORY.events(ddl.commit_ts, END)
+            if HISTORY.named(ddl.db, ddl.table, e.commit_ts) is None
         )
         parse_filter({"tables": name}).check_names(HISTORY, ALL, START, END)
-        table = HISTORY.find(found.db, found.table, found.commit_ts)
-        for each in (ALL, Scope(tenant=ALL.tenant, database=found.db, table=found.table)):
+        table = HISTORY.find(ddl.db, ddl.table, ddl.commit_ts)
+        for each in (ALL, Scope(tenant=ALL.tenant, database=ddl.db, table=ddl.table)):
             where = f"`{table.visible_columns[0].name}` IS NULL"
             parse_filter({"where": where, "tables": name}).check_names(HISTORY, each, START, END)
             check_names(HISTORY, each, START, END)
-        for after, upto in ((START, found.commit_ts - 1), (gone, gone)):
+        for after, upto in ((START, ddl.commit_ts - 1), (gone, gone)):
             with pytest.raises(FilterInvalid):
                 parse_filter({"tables": name}).check_names(HISTORY, ALL, after, upto)
 
@@ -185,7 +185,7 @@ CREATE_DB = replace(EVENT, type=Action.CREATE_SCHEMA, table="")
 
 
 @pytest.mark.parametrize(
-    ("event", "database", "name", "wanted"),
+    ("event", "database", "name", "expected"),
     [
         (EVENT, None, None, True),
         (EVENT, "SHOP", None, True),
@@ -208,5 +208,5 @@ CREATE_DB = replace(EVENT, type=Action.CREATE_SCHEMA, table="")
         (CREATE_DB, "shop", "orders", False),
     ],
 )
-def test_scope_of_ddl(event: DdlEvent, database: str | None, name: str | None, wanted: bool) -> None:
-    assert concerns(event, Scope(tenant=T, database=database, table=name)) is wanted
+def test_scope_of_ddl(event: DdlEvent, database: str | None, name: str | None, expected: bool) -> None:
+    assert concerns(event, Scope(tenant=T, database=database, table=name)) is expected

@@ -89,8 +89,8 @@ def _kept(run: ColumnRun, **given: str) -> list[dict[str, Any]]:
     scope = Scope(tenant=TENANT)
     selected = select_rows(parse_filter(given), run.history, run.rows, scope)
     decoded = decode_rows(run.history, selected.rows, scope)
-    made = body.render(create_format("ndjson", parse_options({})), order_messages(decoded.changes, split=False), [], ())
-    return [json.loads(line) for line in bytes(made).splitlines()]
+    page = body.render(create_format("ndjson", parse_options({})), order_messages(decoded.changes, split=False), [], ())
+    return [json.loads(line) for line in bytes(page).splitlines()]
 
 
 @pytest.mark.parametrize(("kind", "first", "second", "shown", "constant"), CASES, ids=IDS)
@@ -113,9 +113,9 @@ def test_filters_compare_what_is_shown(kind: Type, first: bytes, second: bytes, 
 def test_every_reader_is_shown_the_same(kind: Type, first: bytes, second: bytes) -> None:
     """Also an update of a unique key is one only where the key is shown to change."""
     one, other = _run(kind, first, second), _run(kind, second, second)
-    found = decode_rows(one.history, one.rows, Scope(tenant=TENANT)).changes
+    changes = decode_rows(one.history, one.rows, Scope(tenant=TENANT)).changes
     key = Index(id=1, name="u", columns=(IndexColumn(name="c", offset=1),), unique=True, primary=False)
-    keyed = [replace(each, table=replace(each.table, indexes=(key,))) for each in found]
+    keyed = [replace(each, table=replace(each.table, indexes=(key,))) for each in changes]
     assert [k for each in order_messages(keyed, split=True) for k in each.kind[:2].tolist()] == [INSERT, UPDATE]
     for form, options in FORMS:
         assert one.lines(form, options) == other.lines(form, options), form

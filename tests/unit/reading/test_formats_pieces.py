@@ -52,8 +52,8 @@ def test_escaped_strings_have_no_line_break_and_no_markup(texts: list[str | None
 @ANY_TIME
 @given(BYTES)
 def test_latin1_json_reads_back_as_one_character_a_byte(values: list[bytes | None]) -> None:
-    found = [json.loads(line) for line in lines(pieces.quoted(pa.array(values, pa.binary()), JSON_LATIN1_HTML))]
-    assert found == [None if v is None else v.decode("latin-1") for v in values]
+    texts = [json.loads(line) for line in lines(pieces.quoted(pa.array(values, pa.binary()), JSON_LATIN1_HTML))]
+    assert texts == [None if v is None else v.decode("latin-1") for v in values]
 
 
 @ANY_TIME
@@ -61,8 +61,8 @@ def test_latin1_json_reads_back_as_one_character_a_byte(values: list[bytes | Non
 def test_hex_and_base64(values: list[bytes | None]) -> None:
     array = pa.array(values, pa.binary())
     assert lines(pieces.slot(array, HEX, null=b"-")) == [b"-" if v is None else v.hex().encode() for v in values]
-    wanted = [None if v is None else base64.b64encode(v).decode() for v in values]
-    assert pieces.base64_text(array).to_pylist() == wanted
+    expected = [None if v is None else base64.b64encode(v).decode() for v in values]
+    assert pieces.base64_text(array).to_pylist() == expected
 
 
 @ANY_TIME
@@ -100,8 +100,8 @@ def test_slices_are_read_from_where_they_start() -> None:
     ],
 )
 def test_go_quoted_text(value: bytes, quoted: str) -> None:
-    found = pieces.go_quoted(pa.array([None, value], pa.binary()))
-    assert found.to_pylist() == [None, quoted.encode()]
+    texts = pieces.go_quoted(pa.array([None, value], pa.binary()))
+    assert texts.to_pylist() == [None, quoted.encode()]
 
 
 @pytest.mark.parametrize(
@@ -200,15 +200,15 @@ def test_lines_of_several_blocks_are_in_order(
     end: bytes,
 ) -> None:
     parts: list[Piece] = []
-    wanted = [b""] * 3
+    expected = [b""] * 3
     for texts, present, style, (lead, before, after, instead) in slots:
         values = pieces.slot(pa.array(texts, pa.string()), style, before=before, after=after, null=instead)
         parts += [lead, values if all(present) else pieces.only(np.array(present), values)]
         for n, text in enumerate(texts):
             value = instead if text is None else before + mapped(text, style) + after
-            wanted[n] += lead + value * present[n]
+            expected[n] += lead + value * present[n]
     blocks = [Block(at=np.array(order[:3]), pieces=parts), Block(at=np.array(order[3:]), pieces=[*parts, b"!"])]
     offsets, data = write(blocks, end=end)
-    places = dict(zip(order, [*wanted, *(w + b"!" for w in wanted)], strict=True))
+    places = dict(zip(order, [*expected, *(w + b"!" for w in expected)], strict=True))
     assert data.tobytes() == b"".join(places[n] + end for n in range(6))
     assert np.diff(offsets.astype(np.int64)).tolist() == [len(places[n] + end) for n in range(6)]

@@ -56,8 +56,8 @@ def changes(of: Table, kind: int, after: list[Any], before: list[Any]) -> TableC
 
 
 def line(name: str, part: TableChanges, **options: Any) -> str:
-    (found,) = written(create_format(name, FormatOptions(**options)).rows(part)).to_pylist()
-    return str(found.decode())
+    (message,) = written(create_format(name, FormatOptions(**options)).rows(part)).to_pylist()
+    return str(message.decode())
 
 
 TEXTS = table((column("id", 0, 3, flag=3), column("v", 1, 15, charset="utf8mb4"), column("b", 2, 15)))
@@ -97,7 +97,7 @@ def test_build_times_come_from_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "wanted"),
+    ("name", "options", "expected"),
     [
         ("csv", {}, None),
         ("canal-json", {}, None),
@@ -106,9 +106,9 @@ def test_build_times_come_from_the_options() -> None:
         ("simple", {"built_ms": 3}, {"version": 1, "type": "WATERMARK", "commitTs": COMMIT_TS, "buildTs": 3}),
     ],
 )
-def test_watermarks(name: str, options: dict[str, Any], wanted: Any) -> None:
-    found = create_format(name, FormatOptions(**options)).watermark(COMMIT_TS)
-    assert (json.loads(found) if found else None) == wanted
+def test_watermarks(name: str, options: dict[str, Any], expected: Any) -> None:
+    message = create_format(name, FormatOptions(**options)).watermark(COMMIT_TS)
+    assert (json.loads(message) if message else None) == expected
 
 
 def test_watermarks_of_the_extension() -> None:
@@ -153,16 +153,16 @@ def test_debezium_dates(value: int | None, nullable: bool, days: int | None) -> 
     assert payload["after"]["d"] == days
 
 
-@pytest.mark.parametrize(("fsp", "wanted"), [(0, 86_399_000), (3, 86_399_123), (4, 86_399_123_400)])
-def test_debezium_datetime_units(fsp: int, wanted: int) -> None:
+@pytest.mark.parametrize(("fsp", "expected"), [(0, 86_399_000), (3, 86_399_123), (4, 86_399_123_400)])
+def test_debezium_datetime_units(fsp: int, expected: int) -> None:
     micro = {0: 0, 3: 123000, 4: 123400}[fsp]
     of = table((column("id", 0, 3, flag=3), column("d", 1, 12, decimal=fsp)))
     part = changes(of, INSERT, [1, packed(1970, 1, 1, 86399, micro)], [])
-    assert json.loads(line("debezium", part))["value"]["payload"]["after"]["d"] == wanted
+    assert json.loads(line("debezium", part))["value"]["payload"]["after"]["d"] == expected
 
 
 @pytest.mark.parametrize(
-    ("tp", "more", "wanted"),
+    ("tp", "more", "expected"),
     [
         (3, {"default": "42"}, 42),
         (8, {"default": "18446744073709551615", "flag": 32}, 18446744073709552000),
@@ -181,10 +181,10 @@ def test_debezium_datetime_units(fsp: int, wanted: int) -> None:
         (247, {"default": "b", "elems": ("a", "b")}, "b"),
     ],
 )
-def test_debezium_schema_defaults(tp: int, more: dict[str, Any], wanted: object) -> None:
+def test_debezium_schema_defaults(tp: int, more: dict[str, Any], expected: object) -> None:
     of = table((column("id", 0, 3, flag=3), column("c", 1, tp, **more)))
     schema = json.loads(line("debezium", changes(of, INSERT, [1, None], [])))["value"]["schema"]
-    assert schema["fields"][1]["fields"][1]["default"] == wanted
+    assert schema["fields"][1]["fields"][1]["default"] == expected
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_comments_include_columns_that_the_statement_does_not_define() -> None:
     of = table((column("id", 0, 3, flag=3, comment="one"), column("s", 1, 248, elems=("x",), comment="two")))
 
     def comments(query: str) -> list[str | None]:
-        (found,) = create_format("debezium").ddl(ddl(type=12, version=of, query=query))
-        columns = json.loads(found)["value"]["payload"]["tableChanges"][0]["table"]["columns"]
+        (message,) = create_format("debezium").ddl(ddl(type=12, version=of, query=query))
+        columns = json.loads(message)["value"]["payload"]["tableChanges"][0]["table"]["columns"]
         return [c["comment"] for c in columns]
 
     assert comments("ALTER TABLE `t` MODIFY COLUMN `id` INT(11) COMMENT 'one'") == [None, "two"]
@@ -260,15 +260,15 @@ def test_a_ddl_without_a_message_type_is_query_or_nothing() -> None:
     assert create_format("debezium").ddl(ddl()) == []
     assert create_format("csv").ddl(ddl()) == []
     for name in ("canal-json", "simple"):
-        (found,) = create_format(name).ddl(ddl())
-        assert json.loads(found)["type"] == "QUERY"
+        (message,) = create_format(name).ddl(ddl())
+        assert json.loads(message)["type"] == "QUERY"
 
 
 def test_tables_created_together_are_announced_one_by_one() -> None:
-    (found,) = create_format("open-protocol").ddl(ddl(type=60))
-    assert json.loads(found)["value"]["t"] == 3
-    (found,) = create_format("canal-json").ddl(ddl(type=60))
-    assert json.loads(found)["type"] == "CREATE"
+    (message,) = create_format("open-protocol").ddl(ddl(type=60))
+    assert json.loads(message)["value"]["t"] == 3
+    (message,) = create_format("canal-json").ddl(ddl(type=60))
+    assert json.loads(message)["type"] == "CREATE"
 
 
 @pytest.mark.parametrize("name", ["canal-json", "csv", "debezium", "open-protocol", "simple"])
@@ -276,18 +276,18 @@ def test_a_page_of_a_wide_table_looks_for_its_keys_as_often_as_one_of_a_narrow_t
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked once for each column costs the square of their number."""
-    asked: list[Table] = []
+    tables_asked: list[Table] = []
     real = rows.handle_columns
 
     def columns_of(of: Table) -> tuple[Column, ...]:
-        asked.append(of)
+        tables_asked.append(of)
         return real(of)
 
     monkeypatch.setattr(rows, "handle_columns", columns_of)
     counts = []
     for width in (2, 60):
         of = table((column("id", 0, 3, flag=3), *(column(f"v{n}", n, 3) for n in range(1, width))))
-        asked.clear()
+        tables_asked.clear()
         line(name, changes(of, INSERT, [1] * width, []))
-        counts.append(len(asked))
+        counts.append(len(tables_asked))
     assert counts[0] == counts[1]

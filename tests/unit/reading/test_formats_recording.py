@@ -38,9 +38,9 @@ BUILD_TIME = re.compile(r'(?<=[{,])"(ts|ts_ms|buildTs)":(\d+)(?=[,}])')
 
 @pytest.fixture(scope="module")
 def decoding() -> Decoding:
-    found = decode_rows(recorded_history(), committed_rows(), Scope(tenant=Tenant(1, 1)))
-    assert not found.quarantined
-    return found
+    decoded = decode_rows(recorded_history(), committed_rows(), Scope(tenant=Tenant(1, 1)))
+    assert not decoded.quarantined
+    return decoded
 
 
 Lines = Callable[[str], list[str]]
@@ -58,11 +58,11 @@ def encode(decoding: Decoding, kind: str) -> list[str]:
     history = recorded_history()
     changes = order_messages(decoding.changes, split=fmt.splits_updates)
     events = history.events(history.start_ts, history.resolved_ts)
-    found = [(e.commit_ts, 1, n, line) for n, e in enumerate(events) for line in fmt.ddl(e)]
+    placed = [(e.commit_ts, 1, n, line) for n, e in enumerate(events) for line in fmt.ddl(e)]
     for part in changes:
         lines = written(fmt.rows(part)).to_pylist()
-        found += [(int(ts), 0, int(n), line) for ts, n, line in zip(part.commit_ts, part.order, lines, strict=True)]
-    return [line.decode() for *_, line in sorted(found)]
+        placed += [(int(ts), 0, int(n), line) for ts, n, line in zip(part.commit_ts, part.order, lines, strict=True)]
+    return [line.decode() for *_, line in sorted(placed)]
 
 
 def comparable(kind: str, line: str) -> Any:
@@ -134,7 +134,7 @@ def test_messages_and_their_order_are_those_of_ticdc(produced: Lines, kind: str)
 
 def null_columns() -> dict[tuple[str, str, str], tuple[set[str], set[str]]]:
     """(columns that are null in the new row, in the old row) by commit_ts, key and type."""
-    found = {}
+    by_image = {}
     for entry in expected("ticdc-canal-json-tidb"):
         if entry["kind"] != "row":
             continue
@@ -143,8 +143,8 @@ def null_columns() -> dict[tuple[str, str, str], tuple[set[str], set[str]]]:
         if entry["type"] == "delete":
             data, old = {}, data
         names = tuple({name for name, value in image.items() if value is None} for image in (data, old))
-        found[entry["commit_ts"], entry["key_hex"], entry["type"]] = (names[0], names[1])
-    return found
+        by_image[entry["commit_ts"], entry["key_hex"], entry["type"]] = (names[0], names[1])
+    return by_image
 
 
 def fill(entry: dict[str, Any], nulls: dict[tuple[str, str, str], tuple[set[str], set[str]]]) -> bool:
@@ -164,8 +164,8 @@ def test_rows_are_those_of_ticdc_to_the_byte(produced: Lines, kind: str) -> None
     """Nothing is compared loosely where the protocol fixes the order of members."""
     ours = {BUILD_TIME.sub("", line) for line in produced(kind)}
     rows = [e for e in expected(f"ticdc-{kind}") if e["kind"] == "row" and isinstance(e.get("msg"), str)]
-    wanted = (BUILD_TIME.sub("", wanted_line(kind, e)).replace("\\ufffd", "\ufffd") for e in rows)
-    missing = [line for line in wanted if line not in ours]
+    expected_lines = (BUILD_TIME.sub("", wanted_line(kind, e)).replace("\\ufffd", "\ufffd") for e in rows)
+    missing = [line for line in expected_lines if line not in ours]
     assert len(rows) > 12_000
     assert not missing, missing[:3]
 

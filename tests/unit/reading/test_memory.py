@@ -41,7 +41,7 @@ def test_a_tenant_has_half_while_others_read() -> None:
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_a_large_read_gets_its_turn_where_small_ones_wait_for_it(in_turn: bool) -> None:
     """Of two small ones one always reads: without turns there is never room for the large one."""
-    memory, ends, got = ReadMemory(100, wait_s=5 if in_turn else 0.5, in_turn=in_turn), threading.Event(), list[str]()
+    memory, ends, read = ReadMemory(100, wait_s=5 if in_turn else 0.5, in_turn=in_turn), threading.Event(), list[str]()
 
     def small(own: threading.Event, other: threading.Event) -> None:
         while not ends.is_set():
@@ -55,7 +55,7 @@ def test_a_large_read_gets_its_turn_where_small_ones_wait_for_it(in_turn: bool) 
         try:
             with memory.held(A) as held:
                 held.take(100)
-                got.append("large")
+                read.append("large")
         except ReadsFull:
             pass
         ends.set()
@@ -71,5 +71,5 @@ def test_a_large_read_gets_its_turn_where_small_ones_wait_for_it(in_turn: bool) 
     threads[-1].start()
     for thread in threads:
         thread.join(10)
-    assert bool(got) is in_turn
+    assert bool(read) is in_turn
     assert memory.taken == 0

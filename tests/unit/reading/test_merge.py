@@ -36,15 +36,15 @@ def page(
 ) -> tuple[list[int], int]:
     """One page as the reader makes it, where a catalog query returns at most `listed` segments."""
     while True:
-        found = sorted((s for s in segments if s.hi_ts > after and s.lo_ts <= upto), key=lambda s: (s.lo_ts, s.hi_ts))
-        truncated = len(found) > listed
-        found = found[:listed]
+        chosen = sorted((s for s in segments if s.hi_ts > after and s.lo_ts <= upto), key=lambda s: (s.lo_ts, s.hi_ts))
+        truncated = len(chosen) > listed
+        chosen = chosen[:listed]
         size = {"rows": rows, "stored_bytes": stored_bytes, "raw_bytes": raw_bytes}
-        count, end = merge.plan(found, after=after, upto=upto, truncated=truncated, **size)
+        count, end = merge.plan(chosen, after=after, upto=upto, truncated=truncated, **size)
         if end > after:
             break
         listed *= 2
-    ts = sorted(t for s in found[:count] for t in s.ts if after < t <= end)
+    ts = sorted(t for s in chosen[:count] for t in s.ts if after < t <= end)
     n, end = merge.cut(np.array(ts, np.uint64), upto=end, rows=rows)
     return ts[:n], end
 
@@ -61,16 +61,16 @@ def page(
 def test_pages_deliver_everything_once_and_in_order(
     segments: list[Seg], upto: int, rows: int, stored_bytes: int, raw_bytes: int, listed: int, start: int
 ) -> None:
-    got: list[int] = []
+    delivered: list[int] = []
     at = start
     while at < upto:
-        found, end = page(segments, at, upto, rows, stored_bytes, raw_bytes, listed)
+        timestamps, end = page(segments, at, upto, rows, stored_bytes, raw_bytes, listed)
         assert end > at, "a page makes progress"
-        assert all(at < t <= end for t in found)
-        got += found
+        assert all(at < t <= end for t in timestamps)
+        delivered += timestamps
         at = end
     assert at == max(upto, start)
-    assert got == sorted(t for s in segments for t in s.ts if start < t <= upto)
+    assert delivered == sorted(t for s in segments for t in s.ts if start < t <= upto)
 
 
 def test_a_commit_ts_is_never_cut_in_two() -> None:

@@ -38,9 +38,9 @@ def drawn(seed: int, *, dense: bool) -> list[pa.Table]:
 
 
 def in_order(parts: list[pa.Table]) -> pa.Table:
-    found, end = page(parts, upto=20_000, rows=1 << 20, size=1 << 30)
+    merged, end = page(parts, upto=20_000, rows=1 << 20, size=1 << 30)
     assert end == 20_000
-    return found
+    return merged
 
 
 def by_time(one: dict[str, Any]) -> tuple[int, int, int, bytes]:
@@ -61,14 +61,14 @@ def test_a_segment_gives_the_changes_of_the_wanted_tables_in_the_interval(seed: 
     after, upto = sorted(rng.randint(0, top) for _ in range(2))
     ids = rng.choice([None, set(), {1}, {2, 3}, {1, 2, 3, 4}])
     for changes_only in (True, False):
-        wanted = [
+        expected = [
             r
             for r in part.to_pylist()
             if after < r["commit_ts"] <= upto
             and (ids is None or r["table_id"] in ids)
             and not (changes_only and r["flags"])
         ]
-        assert select(part, after, upto, ids, changes_only=changes_only).to_pylist() == wanted
+        assert select(part, after, upto, ids, changes_only=changes_only).to_pylist() == expected
 
 
 def test_a_delete_without_an_old_value_deletes_nothing_unless_the_upstream_sends_none() -> None:
@@ -112,12 +112,12 @@ def test_a_page_ends_where_rows_or_bytes_are_enough(mixed: bool) -> None:
     whole = table([row(1, n, n, b"k" * 99) for n in range(1, 11)])  # each 99 + 100 bytes of key and value
     parts = [whole.filter(pa.array(np.arange(10) % 2 == n)) for n in (0, 1)] if mixed else [whole]
     for rows, size, count in ((4, 1 << 20, 4), (100, 1 << 20, 10), (100, 199 * 3, 3), (100, 1, 1), (2, 199 * 3, 2)):
-        found, end = page(parts, upto=10, rows=rows, size=size)
-        assert (found["commit_ts"].to_pylist(), end) == ([*range(1, count + 1)], count)
+        page_rows, end = page(parts, upto=10, rows=rows, size=size)
+        assert (page_rows["commit_ts"].to_pylist(), end) == ([*range(1, count + 1)], count)
     assert page([whole.slice(0, 0)], upto=7, rows=5, size=1)[1] == 7
 
 
 def test_a_transaction_is_never_cut_in_two() -> None:
     parts = [table([row(n, 5, 4, b"%d" % k) for k in range(10, 20)]) for n in (1, 2)]
-    found, end = page([*parts, table([row(3, 6, 5, b"k")])], upto=9, rows=3, size=1 << 20)
-    assert (found.num_rows, end) == (20, 5)
+    rows, end = page([*parts, table([row(3, 6, 5, b"k")])], upto=9, rows=3, size=1 << 20)
+    assert (rows.num_rows, end) == (20, 5)

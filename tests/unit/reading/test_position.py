@@ -135,8 +135,8 @@ PAGE = PullAnswer(
 
 def acknowledged() -> tuple[int, int, int]:
     text = member_page.member_cursor(Tenant(1, 2), "feed", HELD, PAGE).text()
-    found = parse_consumer_cursor(text, Tenant(1, 2), "feed")
-    return found.partition, found.epoch, found.ts
+    cursor = parse_consumer_cursor(text, Tenant(1, 2), "feed")
+    return cursor.partition, cursor.epoch, cursor.ts
 
 
 def test_an_acknowledgement_ends_where_its_page_ends() -> None:

@@ -28,13 +28,13 @@ START = recorded_history().start_ts
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """A log whose tasks were flushed at different timestamps."""
-    with api_world(tmp_path_factory.mktemp("log")) as made:
-        made.log.activate()
-        ids = [task.task_id for task in list_tasks(made.catalog, TENANT)]
-        for n, ts in enumerate(made.log.cuts(30)):
-            made.log.flush(ts, task_ids={ids[n % len(ids)], ids[(n + 1) % len(ids)]})
-        made.log.flush(END)
-        yield made
+    with api_world(tmp_path_factory.mktemp("log")) as new_world:
+        new_world.log.activate()
+        ids = [task.task_id for task in list_tasks(new_world.catalog, TENANT)]
+        for n, ts in enumerate(new_world.log.cuts(30)):
+            new_world.log.flush(ts, task_ids={ids[n % len(ids)], ids[(n + 1) % len(ids)]})
+        new_world.log.flush(END)
+        yield new_world
 
 
 def data_rows() -> pa.Table:
@@ -88,9 +88,9 @@ def test_pages_are_bounded_by_bytes_too(world: ApiWorld, monkeypatch: pytest.Mon
 
 def test_a_page_of_some_tables(world: ApiWorld) -> None:
     rows = data_rows()
-    wanted = set(pc.unique(rows["table_id"]).to_pylist()[3:6])
-    pages = walk(LogReader(world.catalog, world.store), 500, table_ids=wanted)
-    want = rows.filter(pc.is_in(rows["table_id"], value_set=pa.array(sorted(wanted), pa.int64())))
+    chosen_ids = set(pc.unique(rows["table_id"]).to_pylist()[3:6])
+    pages = walk(LogReader(world.catalog, world.store), 500, table_ids=chosen_ids)
+    want = rows.filter(pc.is_in(rows["table_id"], value_set=pa.array(sorted(chosen_ids), pa.int64())))
     assert want.num_rows
     assert canonical(pa.concat_tables(pages)).equals(canonical(want))
     assert all(p.num_rows for p in pages[:-1]), "rows of other tables are skipped"
@@ -106,9 +106,9 @@ def test_rows_that_are_kept_for_reads_as_of_only_are_no_changes(tmp_path_factory
     rows = data_rows().slice(0, 100)
     flags = pa.array([change.FLAG_NOT_A_CHANGE if n % 3 == 0 else 0 for n in range(100)], pa.uint8())
     marked = with_columns(rows, flags=flags)
-    with api_world(tmp_path_factory.mktemp("log"), rows=marked) as made:
-        made.log.build(3)
-        pages = walk(made.services.reader, 10)
+    with api_world(tmp_path_factory.mktemp("log"), rows=marked) as api:
+        api.log.build(3)
+        pages = walk(api.services.reader, 10)
         assert canonical(pa.concat_tables(pages)).equals(canonical(marked.filter(pc.equal(flags, 0))))
 
 
@@ -132,16 +132,16 @@ def test_a_segment_is_fetched_once_while_the_cache_has_room(world: ApiWorld) -> 
 
 
 def test_a_fault_names_object_and_segment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with api_world(tmp_path_factory.mktemp("log")) as made:
-        assert isinstance(made.store, OpenFolder)
-        made.log.build(2)
-        first: SegmentRow = find_segments(made.catalog, TENANT, after_ts=START, upto_ts=END, limit=1)[0]
-        data = made.store.objects[first.object_key]
-        made.store.objects[first.object_key] = data[: first.offset] + b"\0" + data[first.offset + 1 :]
+    with api_world(tmp_path_factory.mktemp("log")) as api:
+        assert isinstance(api.store, OpenFolder)
+        api.log.build(2)
+        first: SegmentRow = find_segments(api.catalog, TENANT, after_ts=START, upto_ts=END, limit=1)[0]
+        data = api.store.objects[first.object_key]
+        api.store.objects[first.object_key] = data[: first.offset] + b"\0" + data[first.offset + 1 :]
         with pytest.raises(CorruptObject) as e:
-            walk(LogReader(made.catalog, made.store), 1)
+            walk(LogReader(api.catalog, api.store), 1)
         assert (e.value.facts["object"], e.value.facts["segment"]) == (first.object_key, first.number)
         assert e.value.facts["offset"] == first.offset
-        made.store.away = True
+        api.store.away = True
         with pytest.raises(StoreUnavailable):
-            walk(LogReader(made.catalog, made.store), 1)
+            walk(LogReader(api.catalog, api.store), 1)

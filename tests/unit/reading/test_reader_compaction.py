@@ -41,9 +41,9 @@ class Watched(OpenFolder):
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path, Watched()) as made:
-        made.log.build(12)
-        yield made
+    with api_world(tmp_path, Watched()) as new_world:
+        new_world.log.build(12)
+        yield new_world
 
 
 def compact(world: ApiWorld) -> JobEnd:

@@ -56,13 +56,13 @@ def changes(of: Table, rows: list[tuple[int, int, int, bytes, Image, Image]]) ->
 
 def in_order(parts: list[TableChanges]) -> list[tuple[int, int, str, bytes]]:
     """(commit_ts, physical id, kind, key) of all messages by `order`."""
-    found = [
+    messages = [
         (int(order), (int(commit), int(pid), {INSERT: "insert", UPDATE: "update", DELETE: "delete"}[kind], key.as_py()))
         for c in parts
         for order, commit, pid, kind, key in zip(c.order, c.commit_ts, c.physical_id, c.kind, c.key, strict=True)
     ]
-    assert sorted(order for order, _ in found) == list(range(len(found)))
-    return [message for _, message in sorted(found)]
+    assert sorted(order for order, _ in messages) == list(range(len(messages)))
+    return [message for _, message in sorted(messages)]
 
 
 def test_classify_drops_jobs_without_effect() -> None:

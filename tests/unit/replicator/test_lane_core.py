@@ -14,11 +14,11 @@ from tistream.errors import TiStreamError
 LEASE_S = 6.0
 
 
-def core(**known: object) -> LaneCore:
-    made = LaneCore(**{"checkpoint_ts": 10, "record": "", "record_ts": 0, "target_ts": 0, "lease_s": LEASE_S, **known})  # type: ignore[arg-type]
-    made.confirmed(0.0)
-    made.owned(0.0, is_free=True)
-    return made
+def core(**more: object) -> LaneCore:
+    lane = LaneCore(**{"checkpoint_ts": 10, "record": "", "record_ts": 0, "target_ts": 0, "lease_s": LEASE_S, **more})  # type: ignore[arg-type]
+    lane.confirmed(0.0)
+    lane.owned(0.0, is_free=True)
+    return lane
 
 
 def test_a_stretch_is_recorded_written_and_then_finished() -> None:

@@ -18,15 +18,15 @@ def refused(key: bytes, **facts: object) -> DestinationRefused:
 
 
 def values(stretch: Stretch) -> list[bytes]:
-    found: list[bytes] = stretch.rows["value"].to_pylist()
-    return found
+    stored: list[bytes] = stretch.rows["value"].to_pylist()
+    return stored
 
 
 def test_a_refusal_without_a_timestamp_is_of_the_newest_change() -> None:
     first, second = refused(b"a"), refused(b"c", commit_ts="20")
-    rest, found = split_off(STRETCH, [first, second])
+    rest, refusals = split_off(STRETCH, [first, second])
     assert values(rest) == [b"1", b"2"]
-    assert [(why, row["value"].to_pylist()) for why, row in found] == [(second, [b"3"]), (first, [b"4"])]
+    assert [(why, row["value"].to_pylist()) for why, row in refusals] == [(second, [b"3"]), (first, [b"4"])]
     assert values(split_off(rest, [refused(b"a")])[0]) == [b"2"], "then it is of the one before"
 
 
@@ -36,8 +36,8 @@ def test_nothing_is_taken_out_unless_all_is_known() -> None:
 
 
 def test_halves_of_an_update_are_one_change() -> None:
-    rest, found = split_off(STRETCH, [refused(b"b", commit_ts=20), refused(b"b", commit_ts=20)])
-    assert (values(rest), len(found)) == ([b"1", b"3", b"4"], 1)
+    rest, refusals = split_off(STRETCH, [refused(b"b", commit_ts=20), refused(b"b", commit_ts=20)])
+    assert (values(rest), len(refusals)) == ([b"1", b"3", b"4"], 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([b"a", b"b", b"c"])), unique=True), st.data())
@@ -46,7 +46,7 @@ def test_each_row_is_in_the_rest_or_found(places: list[tuple[int, bytes]], data:
         after=0, upto=9, rows=entry_rows([Entry(ts, key, b"%d" % ts + key) for ts, key in sorted(places)])
     )
     chosen = data.draw(st.lists(st.sampled_from(places), unique=True)) if places else []
-    rest, found = split_off(stretch, [refused(key, commit_ts=ts) for ts, key in chosen])
-    assert sorted(row["value"][0].as_py() for _, row in found) == sorted(b"%d" % ts + key for ts, key in chosen)
+    rest, refusals = split_off(stretch, [refused(key, commit_ts=ts) for ts, key in chosen])
+    assert sorted(row["value"][0].as_py() for _, row in refusals) == sorted(b"%d" % ts + key for ts, key in chosen)
     kept = [b"%d" % ts + key for ts, key in sorted(places) if (ts, key) not in chosen]
     assert values(rest) == kept

@@ -28,12 +28,12 @@ def lane() -> LaneRow:
 
 def counted(of: LaneRow, name: str) -> dict[str, float]:
     """The samples of a counter, by table."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for family in metrics.REGISTRY.collect():
         for sample in family.samples:
             if sample.name == name and sample.labels["changefeed"] == of.changefeed_id:
-                found[sample.labels["table"]] = sample.value
-    return found
+                counts[sample.labels["table"]] = sample.value
+    return counts
 
 
 def count_all(of: LaneRow) -> None:
@@ -47,28 +47,28 @@ def count_all(of: LaneRow) -> None:
 
 def test_each_table_has_the_changes_that_ticdc_has_of_it() -> None:
     """But for tables where TiCDC splits an update of a unique key into a delete and an insert."""
-    mine, wanted, types = lane(), Counter[str](), defaultdict[tuple[str, int], set[str]](set)
-    count_all(mine)
+    of_lane, by_table, types = lane(), Counter[str](), defaultdict[tuple[str, int], set[str]](set)
+    count_all(of_lane)
     for entry in expected("ticdc-canal-json-tidb"):
         if entry["kind"] == "row":
             message, name = json.loads(message_text(entry["msg"])), f"{entry['db']}.{entry['table']}"
-            wanted[name] += 1
+            by_table[name] += 1
             types[name, message["_tidb"]["commitTs"]].add(message["type"])
-    split = {name for (name, _), found in types.items() if {"DELETE", "INSERT"} <= found}
-    found = counted(mine, "tistream_replication_table_rows_total")
-    assert found.keys() - {""} == wanted.keys()
-    whole = wanted.keys() - split
-    assert {name: found[name] for name in whole} == {name: wanted[name] for name in whole}
+    split = {name for (name, _), counts in types.items() if {"DELETE", "INSERT"} <= counts}
+    counts = counted(of_lane, "tistream_replication_table_rows_total")
+    assert counts.keys() - {""} == by_table.keys()
+    whole = by_table.keys() - split
+    assert {name: counts[name] for name in whole} == {name: by_table[name] for name in whole}
     assert len(whole) > 50
     pairs = changed_rows().select(["key", "value"]).to_pylist()
     sizes = [len(pair["key"]) + len(pair["value"] or b"") for pair in pairs]
-    assert sum(counted(mine, "tistream_replication_table_bytes_total").values()) == sum(sizes)
+    assert sum(counted(of_lane, "tistream_replication_table_bytes_total").values()) == sum(sizes)
 
 
 def test_tables_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = lane()
+    of_lane = lane()
     monkeypatch.setattr(metrics, "TABLES_SHOWN_MAX", len(table_counts._known) + 3)
-    count_all(mine)
-    found = counted(mine, "tistream_replication_table_rows_total")
-    assert len(found.keys() - {""}) <= 3
-    assert sum(found.values()) == changed_rows().num_rows
+    count_all(of_lane)
+    counts = counted(of_lane, "tistream_replication_table_rows_total")
+    assert len(counts.keys() - {""}) <= 3
+    assert sum(counts.values()) == changed_rows().num_rows

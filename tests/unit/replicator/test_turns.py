@@ -24,11 +24,11 @@ def waits(
     due = dict.fromkeys(range(len(feeds)), 0.0)
     for lane, feed in enumerate(feeds):
         ours.add(lane, feed, 0.0)
-    found: dict[str, list[tuple[float, float]]] = {feed: [] for feed in lanes}
+    waited: dict[str, list[tuple[float, float]]] = {feed: [] for feed in lanes}
     running: list[tuple[float, int, bool]] = []
     while now_s < until_s:
         while len(running) < ours.threads and (taken := ours.take(now_s)) is not None:
-            found[feeds[taken]].append((now_s, now_s - due[taken]))
+            waited[feeds[taken]].append((now_s, now_s - due[taken]))
             fails = silent(feeds[taken], now_s)
             heapq.heappush(running, (now_s + (DEADLINE_S if fails else QUICK_S), taken, fails))
         now_s = min(now_s + QUICK_S, running[0][0]) if running else now_s + QUICK_S
@@ -36,32 +36,32 @@ def waits(
             _, lane, fails = heapq.heappop(running)
             due[lane] = now_s + AGAIN_S
             ours.ended(lane, now_s, due[lane], has_moved=not fails, has_failed=fails)
-    return found
+    return waited
 
 
 @pytest.mark.parametrize("count", [4, 12, 48, 256])
 def test_one_changefeed_without_an_answer_delays_no_other(count: int) -> None:
-    found = waits({"dead": count, "good": 1, "fine": 3}, lambda feed, _: feed == "dead", 60.0)
+    waited = waits({"dead": count, "good": 1, "fine": 3}, lambda feed, _: feed == "dead", 60.0)
     for feed in ("good", "fine"):
-        assert max(wait for _, wait in found[feed]) <= turns.PATIENCE_S + AGAIN_S, feed
-        assert len(found[feed]) > 100
-    assert found["dead"], "it is tried again and again"
+        assert max(wait for _, wait in waited[feed]) <= turns.PATIENCE_S + AGAIN_S, feed
+        assert len(waited[feed]) > 100
+    assert waited["dead"], "it is tried again and again"
 
 
 def test_many_that_fall_silent_at_once_delay_others_once() -> None:
     """For a deadline: until then nothing tells them from others."""
     lanes = {f"dead {n}": 3 for n in range(4)} | {"good": 1}
-    found = waits(lanes, lambda feed, now_s: feed != "good" and now_s > 20, 90.0)
-    assert max(wait for _, wait in found["good"]) <= 2 * DEADLINE_S + AGAIN_S
-    assert max(wait for at_s, wait in found["good"] if at_s > 20 + 3 * DEADLINE_S) <= 2 * QUICK_S
-    late = [feed for feed in lanes if not any(at_s > 80 - 4 * DEADLINE_S for at_s, _ in found[feed])]
+    waited = waits(lanes, lambda feed, now_s: feed != "good" and now_s > 20, 90.0)
+    assert max(wait for _, wait in waited["good"]) <= 2 * DEADLINE_S + AGAIN_S
+    assert max(wait for at_s, wait in waited["good"] if at_s > 20 + 3 * DEADLINE_S) <= 2 * QUICK_S
+    late = [feed for feed in lanes if not any(at_s > 80 - 4 * DEADLINE_S for at_s, _ in waited[feed])]
     assert late == [], "each of them is still tried"
 
 
 def test_one_that_answers_again_has_all_its_lanes_back() -> None:
-    found = waits({"away": 8, "good": 1}, lambda feed, now_s: feed == "away" and now_s < 30, 60.0)
-    assert len([at for at, _ in found["away"] if at > 45]) > 100
-    assert max(wait for at_s, wait in found["away"] if at_s > 45) <= 4 * QUICK_S
+    waited = waits({"away": 8, "good": 1}, lambda feed, now_s: feed == "away" and now_s < 30, 60.0)
+    assert len([at for at, _ in waited["away"] if at > 45]) > 100
+    assert max(wait for at_s, wait in waited["away"] if at_s > 45) <= 4 * QUICK_S
 
 
 def test_a_slow_answer_is_an_answer() -> None:
@@ -91,5 +91,5 @@ def test_a_lane_that_is_over_is_first() -> None:
 def test_without_patience_and_shares_others_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound above is not met by chance."""
     monkeypatch.setattr(turns, "PATIENCE_S", 1e9)
-    found = waits({"dead": 12, "good": 1}, lambda feed, _: feed == "dead", 60.0)
-    assert max(wait for _, wait in found["good"]) > DEADLINE_S - AGAIN_S - 1
+    waited = waits({"dead": 12, "good": 1}, lambda feed, _: feed == "dead", 60.0)
+    assert max(wait for _, wait in waited["good"]) > DEADLINE_S - AGAIN_S - 1

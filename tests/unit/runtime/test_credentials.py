@@ -110,12 +110,12 @@ def test_no_key_is_in_a_log_line(monkeypatch: pytest.MonkeyPatch, form: Any) -> 
 
 
 def test_the_steps_of_a_registration() -> None:
-    found: dict[str, Any] = {
+    tenant: dict[str, Any] = {
         "cluster_id": 1, "tenant_id": 2, "keyspace": None,
         "state": "AWAITING_SNAPSHOT", "start_ts": "0", "tasks": [], "stores": [],
     }  # fmt: skip
-    steps = checklist(found, has_key=True)
+    steps = checklist(tenant, has_key=True)
     assert [done for _, done, _ in steps] == [True, True, False, False, False, False]
-    assert [step for step, *_ in checklist(found, has_key=False)] == [step for step, *_ in steps if "key" not in step]
-    found |= {"state": "ACTIVE", "start_ts": "9", "tasks": [{}] * 4, "stores": [{}]}
-    assert all(done for _, done, _ in checklist(found, has_key=False))
+    assert [step for step, *_ in checklist(tenant, has_key=False)] == [step for step, *_ in steps if "key" not in step]
+    tenant |= {"state": "ACTIVE", "start_ts": "9", "tasks": [{}] * 4, "stores": [{}]}
+    assert all(done for _, done, _ in checklist(tenant, has_key=False))

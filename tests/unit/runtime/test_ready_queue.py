@@ -50,9 +50,9 @@ def test_waiting_ends_with_a_hurry_a_time_or_a_wake() -> None:
     clock = SystemClock()
     turns = ReadyQueue(clock)
     far = clock.monotonic() + 60
-    for begin, found in ((lambda: turns.mark_ready(7), [7]), (lambda: turns.at(8, 0.0), [8]), (turns.wake, [])):
+    for begin, taken in ((lambda: turns.mark_ready(7), [7]), (lambda: turns.at(8, 0.0), [8]), (turns.wake, [])):
         threading.Timer(0.02, begin).start()
-        assert turns.take(far, 9) == found
+        assert turns.take(far, 9) == taken
     turns.at(9, clock.monotonic() + 0.02)
     assert turns.take(far, 9) == [9]
     assert clock.monotonic() < far - 1

@@ -29,8 +29,8 @@ def pushed() -> PushedSchema:
 @pytest.fixture(scope="session")
 def job_puts() -> list[tuple[int, int, bytes]]:
     """(start_ts, commit_ts, row) of every PUT in the DDL job table, in commit order."""
-    found = written_in(committed_rows())
-    return [(start, commit, row) for start, commit, key, row in found if key in DDL_JOB_RANGE and row is not None]
+    puts = written_in(committed_rows())
+    return [(start, commit, row) for start, commit, key, row in puts if key in DDL_JOB_RANGE and row is not None]
 
 
 @pytest.fixture(scope="session")
@@ -48,16 +48,16 @@ def jobs(pushed: PushedSchema) -> list[Job]:
 @pytest.fixture
 def history(pushed: PushedSchema) -> History:
     """The whole recording by its jobs and its meta range, known up to its end."""
-    found = History(pushed.snapshot, pushed.job_table)
-    found.follow(recorded_steps(), recorded_history().resolved_ts)
-    return found
+    recorded = History(pushed.snapshot, pushed.job_table)
+    recorded.follow(recorded_steps(), recorded_history().resolved_ts)
+    return recorded
 
 
 @pytest.fixture
 def history_of_jobs(pushed: PushedSchema, jobs: list[Job]) -> History:
     """The whole recording by its jobs alone: they do not say when a DDL of partitions takes effect."""
-    found = History(pushed.snapshot, pushed.job_table)
+    new_history = History(pushed.snapshot, pushed.job_table)
     for job in jobs:
-        found.apply(job)
-    found.advance(recorded_history().resolved_ts)
-    return found
+        new_history.apply(job)
+    new_history.advance(recorded_history().resolved_ts)
+    return new_history

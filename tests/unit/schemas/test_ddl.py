@@ -110,7 +110,7 @@ def test_an_empty_database_comes_back_from_before_the_snapshot(history: History,
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("skipped", "reason"),
     [
         (job(5, 110, state=1, binlog={"TableInfo": info(10, "Orders")}), "not finished"),
         (job(5, 110, binlog={"SchemaVersion": 0}), "changed nothing upstream"),
@@ -121,10 +121,10 @@ def test_an_empty_database_comes_back_from_before_the_snapshot(history: History,
         (job(3, 110, binlog={"TableInfo": info(30, "New")}), ""),
     ],
 )
-def test_skip_reasons(history: History, found: Job, reason: str) -> None:
-    assert ddl.skip_reason(found, history.current) == reason
+def test_skip_reasons(history: History, skipped: Job, reason: str) -> None:
+    assert ddl.skip_reason(skipped, history.current) == reason
     before = names_at(history, 105)
-    events = history.apply(found)
+    events = history.apply(skipped)
     assert (events == []) == bool(reason)
     assert (names_at(history, 120) == before) == bool(reason)
 
@@ -151,9 +151,9 @@ def test_a_view_has_the_name_of_its_job_in_events(history: History) -> None:
     """As TiCDC gives it: in lower case; the statement has the user's spelling."""
     view = info(50, "VParties", view={"view_select": "SELECT `Store`.`T`.`a` AS `a` FROM `Store`.`T`"})
     of_job = {"table_id": 50, "table_name": "vparties", "binlog": {"TableInfo": view}}
-    (made,) = history.apply(job(21, 110, query="create view VParties as select a from T", **of_job))
+    (event,) = history.apply(job(21, 110, query="create view VParties as select a from T", **of_job))
     head = "CREATE ALGORITHM = UNDEFINED DEFINER = CURRENT_USER SQL SECURITY DEFINER VIEW `VParties` AS "
-    assert (made.table, made.statement) == ("vparties", head + "SELECT `Store`.`T`.`a` AS `a` FROM `Store`.`T`")
+    assert (event.table, event.statement) == ("vparties", head + "SELECT `Store`.`T`.`a` AS `a` FROM `Store`.`T`")
     history.advance(112)
     assert history.find("shop", "vparties", 112).name == "VParties"
     (dropped,) = history.apply(job(24, 115, query="drop view VParties, other", **of_job))
@@ -168,17 +168,17 @@ def test_the_session_of_the_job_decides_how_its_text_is_read(history: History) -
     assert event.query == event.job_query == 'create table "New" (id int)'
 
 
-@pytest.mark.parametrize(("asked", "written"), [
+@pytest.mark.parametrize(("query", "written"), [
     ("alter table Parts exchange partition p21 with table Orders",
      "ALTER TABLE `Shop`.`Parts` EXCHANGE PARTITION `p21` WITH TABLE `Shop`.`Orders`"),
     ("ALTER TABLE Parts EXCHANGE  PARTITION `p``x` WITH TABLE Orders without validation;",
      "ALTER TABLE `Shop`.`Parts` EXCHANGE PARTITION `p``x` WITH TABLE `Shop`.`Orders` WITHOUT VALIDATION"),
     ("the user's text", "the user's text"),
 ])  # fmt: skip
-def test_an_exchange_names_both_tables_in_full(history: History, asked: str, written: str) -> None:
+def test_an_exchange_names_both_tables_in_full(history: History, query: str, written: str) -> None:
     swapped = info(20, "Parts", (10, 22))
-    (event,) = history.apply(job(42, 110, table_id=10, query=asked, binlog={"TableInfo": swapped}))
-    assert (event.statement, event.job_query) == (written, asked)
+    (event,) = history.apply(job(42, 110, table_id=10, query=query, binlog={"TableInfo": swapped}))
+    assert (event.statement, event.job_query) == (written, query)
 
 
 def test_sequences_exist_but_have_no_events(history: History) -> None:
@@ -250,8 +250,8 @@ def test_one_of_several_that_goes_into_a_system_database_is_dropped(history: His
     infos = [info(i, new, (21, 22) if i == 20 else ()) for i, *_, new in clauses]
     where = {"schema_id": clauses[-1][3], "schema_name": "mysql", "raw_args": rename_args(*clauses)}
     events = history.apply(job(47, 110, binlog={"MultipleTableInfos": infos}, **where))
-    found = {(e.kind, e.db, e.table, e.old_table): e.query for e in events}
-    assert found == {
+    queries = {(e.kind, e.db, e.table, e.old_table): e.query for e in events}
+    assert queries == {
         ("drop table", "Shop", "Orders", ""): "DROP TABLE `Shop`.`Orders`",
         ("rename tables", "Store", "Moved", "Parts"): "RENAME TABLE `Shop`.`Parts` TO `Store`.`Moved`;",
     }
@@ -260,8 +260,8 @@ def test_one_of_several_that_goes_into_a_system_database_is_dropped(history: His
 
 def test_several_that_move_between_system_databases_mean_nothing(history: History) -> None:
     where = {"schema_id": 9, "schema_name": "mysql", "raw_args": rename_args((77, 9, "a", 9, "b"))}
-    found = job(47, 110, binlog={"MultipleTableInfos": [info(77, "b")]}, **where)
-    assert ddl.skip_reason(found, history.current) == "system database"
+    skipped = job(47, 110, binlog={"MultipleTableInfos": [info(77, "b")]}, **where)
+    assert ddl.skip_reason(skipped, history.current) == "system database"
 
 
 @pytest.mark.parametrize(

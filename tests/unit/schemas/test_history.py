@@ -19,10 +19,10 @@ def stamps(history: History) -> list[int]:
 
 
 def all_ids(history: History) -> set[int]:
-    found: set[int] = set()
+    ids: set[int] = set()
     for db in ("shop", "shop_arch", "temp_db", "test"):
-        found |= history.physical_ids(db, None, history.start_ts, history.resolved_ts)
-    return found
+        ids |= history.physical_ids(db, None, history.start_ts, history.resolved_ts)
+    return ids
 
 
 def test_lookups_of_many_rows_agree_with_lookups_of_one(history: History) -> None:
@@ -32,8 +32,8 @@ def test_lookups_of_many_rows_agree_with_lookups_of_one(history: History) -> Non
     for physical_id in [*ids, -1]:
         intervals = history.version_intervals(physical_id)
         for ts, index in zip(commit_ts.tolist(), intervals.index(commit_ts).tolist(), strict=True):
-            found = intervals.versions[index] if index >= 0 else None
-            assert found is history.table_at(physical_id, ts - 1)
+            version = intervals.versions[index] if index >= 0 else None
+            assert version is history.table_at(physical_id, ts - 1)
 
 
 def test_a_saved_history_is_the_same_history(history: History) -> None:

@@ -21,8 +21,8 @@ COLUMN = re.compile(r"^  `((?:[^`]|``)+)` (.*?),?$")
 
 def shown_columns(create: str) -> list[tuple[str, str]]:
     """(name, rest of the definition) of the column lines of SHOW CREATE TABLE."""
-    found = (COLUMN.match(line) for line in create.split("\n"))
-    return [(m[1].replace("``", "`"), m[2]) for m in found if m]
+    matches = (COLUMN.match(line) for line in create.split("\n"))
+    return [(m[1].replace("``", "`"), m[2]) for m in matches if m]
 
 
 def all_columns(table: Table) -> list[Any]:
@@ -36,12 +36,12 @@ def test_the_tables_at_every_moment_are_those_that_tidb_showed(history: History,
     assert [(d.name, d.id, d.charset, d.collate) for d in history.databases(ts)] == sorted(
         (d["db"], d["db_id"], d["charset"], d["collate"]) for d in shown_then["databases"]
     )
-    found = {(t.db, t.name): t for db in history.databases(ts) for t in history.tables(db.name, ts)}
-    wanted = {(t["db"], t["table"]): t for t in shown_then["tables"]}
-    assert found.keys() == wanted.keys()
-    assert {t.id for t in found.values()} == history.snapshot(ts).tables.keys()
-    for name, entry in wanted.items():
-        table = found[name]
+    tables = {(t.db, t.name): t for db in history.databases(ts) for t in history.tables(db.name, ts)}
+    shown_tables = {(t["db"], t["table"]): t for t in shown_then["tables"]}
+    assert tables.keys() == shown_tables.keys()
+    assert {t.id for t in tables.values()} == history.snapshot(ts).tables.keys()
+    for name, entry in shown_tables.items():
+        table = tables[name]
         assert (table.id, table.kind) == (entry["table_id"], entry["kind"]), name
         assert list(table.partition_ids) == entry.get("partition_ids", []), name
         assert history.find(name[0].upper(), name[1].upper(), ts) is table
@@ -64,14 +64,14 @@ EARLIER = {
 
 
 def test_the_events_are_those_that_ticdc_gave(history: History) -> None:
-    wanted = [d for d in expected("ticdc-canal-json-tidb") if d["kind"] == "ddl"]
-    found = history.events(history.start_ts, history.resolved_ts)
-    assert [(e.finished_ts, e.db, e.table, e.kind, e.sub, e.job_query) for e in found] == [
-        (int(d["commit_ts"]), d["db"], d["table"], d["type"], d["sub"], d["job_query"]) for d in wanted
+    messages = [d for d in expected("ticdc-canal-json-tidb") if d["kind"] == "ddl"]
+    events = history.events(history.start_ts, history.resolved_ts)
+    assert [(e.finished_ts, e.db, e.table, e.kind, e.sub, e.job_query) for e in events] == [
+        (int(d["commit_ts"]), d["db"], d["table"], d["type"], d["sub"], d["job_query"]) for d in messages
     ]
-    places = [(e, int(d["commit_ts"]), int(d["start_ts"])) for e, d in zip(found, wanted, strict=True)]
+    places = [(e, int(d["commit_ts"]), int(d["start_ts"])) for e, d in zip(events, messages, strict=True)]
     assert {e.kind for e, *at in places if [e.commit_ts, e.start_ts] != at} == EARLIER
-    assert [e.statement for e in found] == [d["query"] for d in wanted]
+    assert [e.statement for e in events] == [d["query"] for d in messages]
 
 
 def test_the_jobs_taken_in_are_those_that_ticdc_took(history: History, jobs: list[Job]) -> None:
@@ -92,8 +92,8 @@ def test_types_read_as_ticdc_writes_them(history: History) -> None:
             table = history.table_at(line["table_id"], int(line["commit_ts"]) - 1)
             assert table is not None
             assert (table.db, table.name) == (line["db"], line["table"])
-            wanted = message["mysqlType"]
-            assert {c.name: text(c) for c in table.visible_columns} == wanted
+            expected_types = message["mysqlType"]
+            assert {c.name: text(c) for c in table.visible_columns} == expected_types
             assert [c.name for c in table.visible_columns] == list(message["sqlType"])
             assert message["pkNames"] == [c.name for c in table.visible_columns if c.primary]
             seen += 1
@@ -102,12 +102,12 @@ def test_types_read_as_ticdc_writes_them(history: History) -> None:
 
 def test_rows_that_ticdc_never_emitted_for_want_of_a_table_find_none(history: History) -> None:
     rows = list(expected("ticdc-not-emitted"))
-    found = {
+    statuses = {
         row["why"]: history.status_at(row["table_id"], int(row["commit_ts"]) - 1)
         for row in rows
         if history.table_at(row["table_id"], int(row["commit_ts"]) - 1) is None
     }
-    assert set(found.values()) == {IdStatus.COPY}
+    assert set(statuses.values()) == {IdStatus.COPY}
 
 
 def test_versions_are_those_that_ticdc_numbers_rows_with(history: History) -> None:

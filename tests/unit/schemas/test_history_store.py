@@ -48,9 +48,9 @@ def increments_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newest(kept: HistoryStore) -> History:
-    found = kept.newest(TENANT)
-    assert found is not None
-    return found
+    history = kept.newest(TENANT)
+    assert history is not None
+    return history
 
 
 def sizes(store: MemoryStore) -> list[int]:

@@ -25,8 +25,8 @@ def db_info(db_id: int, text: str, state: int = 5) -> dict[str, Any]:
     return {"id": db_id, "db_name": name(text), "state": state}
 
 
-def wrote(commit_ts: int, table_id: int, found: dict[str, Any] | None, *, db_id: int = 1) -> Definition:
-    text = None if found is None else json.dumps(found).encode()
+def wrote(commit_ts: int, table_id: int, definition: dict[str, Any] | None, *, db_id: int = 1) -> Definition:
+    text = None if definition is None else json.dumps(definition).encode()
     return Definition(start_ts=commit_ts - 1, commit_ts=commit_ts, db_id=db_id, table_id=table_id, info=text)
 
 
@@ -65,8 +65,8 @@ def test_a_job_without_its_definition_takes_it_from_the_meta_range(history: Hist
 
 def test_a_batch_of_new_tables_without_definitions(history: History) -> None:
     query = "create table A (x int); create table B (x int)"
-    made = (wrote(110, 31, info(31, "B")), wrote(110, 30, info(30, "A")))
-    events = history.take(step(110, job(60, 110, query=query), *made))
+    definitions = (wrote(110, 31, info(31, "B")), wrote(110, 30, info(30, "A")))
+    events = history.take(step(110, job(60, 110, query=query), *definitions))
     assert [(e.table, e.query) for e in events] == [("A", "create table A (x int)"), ("B", "create table B (x int)")]
     assert shape(history).keys() == {"Shop.Orders", "Shop.Parts", "Shop.A", "Shop.B"}
 
@@ -111,8 +111,8 @@ def test_an_exchange_without_its_definition(history: History) -> None:
 
 
 def test_a_truncate_without_its_definition(history: History) -> None:
-    made = (wrote(110, 20, None), wrote(110, 40, info(40, "Parts", partitions=(41, 42))))
-    (event,) = history.take(step(110, job(11, 110, table_id=20), *made))
+    definitions = (wrote(110, 20, None), wrote(110, 40, info(40, "Parts", partitions=(41, 42))))
+    (event,) = history.take(step(110, job(11, 110, table_id=20), *definitions))
     assert event.table_id == 40
     assert shape(history) == ORDERS | {"Shop.Parts": ((41, 42), 1)}
 
@@ -125,8 +125,8 @@ def test_a_database_without_its_definition(history: History) -> None:
 
 
 def test_a_recovered_database_whose_drop_is_not_known(history: History) -> None:
-    made = (wrote(110, 0, db_info(9, "Old"), db_id=9), wrote(110, 90, info(90, "T", columns=2), db_id=9))
-    assert history.take(step(110, job(63, 110, schema_id=9), *made)) == []
+    definitions = (wrote(110, 0, db_info(9, "Old"), db_id=9), wrote(110, 90, info(90, "T", columns=2), db_id=9))
+    assert history.take(step(110, job(63, 110, schema_id=9), *definitions)) == []
     assert shape(history)["Old.T"] == ((90,), 2)
 
 
@@ -140,23 +140,23 @@ def test_a_job_without_a_definition_anywhere_is_refused(history: History) -> Non
 
 @pytest.mark.parametrize("kind", [250, 30, 62])
 def test_effects_of_newer_or_ignored_jobs_come_from_the_meta_range(history: History, kind: int) -> None:
-    made = (wrote(110, 10, info(10, "Orders", columns=3)), wrote(110, 20, None), wrote(110, 30, info(30, "New")))
-    assert history.take(step(110, job(kind, 110, table_id=10), *made)) == []
+    definitions = (wrote(110, 10, info(10, "Orders", columns=3)), wrote(110, 20, None), wrote(110, 30, info(30, "New")))
+    assert history.take(step(110, job(kind, 110, table_id=10), *definitions)) == []
     assert shape(history) == {"Shop.Orders": ((10,), 3), "Shop.New": ((30,), 1)}
 
 
 def test_another_table_that_a_job_changes_in_passing_is_taken_from_the_meta_range(history: History) -> None:
-    found = info(10, "Orders", columns=2)
+    changed_info = info(10, "Orders", columns=2)
     child = wrote(110, 20, info(20, "Parts", columns=2, partitions=(21, 22)))
-    changed = job(5, 110, table_id=10, binlog={"TableInfo": found})
-    (event,) = history.take(step(110, changed, wrote(110, 10, found), child))
+    changed = job(5, 110, table_id=10, binlog={"TableInfo": changed_info})
+    (event,) = history.take(step(110, changed, wrote(110, 10, changed_info), child))
     assert event.table == "Orders"
     assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.Parts": ((21, 22), 2)}
 
 
 def test_definitions_without_a_job_are_adopted_at_their_commit(history: History) -> None:
-    for ts, table_id, found in ((110, 10, info(10, "Orders", columns=2)), (120, 20, None), (130, 30, info(30, "New"))):
-        assert history.take(step(ts, wrote(ts, table_id, found))) == []
+    for ts, table_id, meta in ((110, 10, info(10, "Orders", columns=2)), (120, 20, None), (130, 30, info(30, "New"))):
+        assert history.take(step(ts, wrote(ts, table_id, meta))) == []
     history.take(step(140, wrote(140, 0, db_info(3, "Third"), db_id=3), wrote(140, 50, info(50, "X"), db_id=3)))
     history.take(step(150, wrote(150, 0, None, db_id=2)))
     assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.New": ((30,), 1), "Third.X": ((50,), 1)}
@@ -177,8 +177,8 @@ def test_commits_before_the_start_are_ignored(history: History) -> None:
 
 
 def test_tables_of_system_databases_are_left_out(history: History) -> None:
-    made = (wrote(110, 0, db_info(50, "SYS"), db_id=50), wrote(110, 51, info(51, "t"), db_id=50))
-    assert history.take(step(110, *made)) == []
+    definitions = (wrote(110, 0, db_info(50, "SYS"), db_id=50), wrote(110, 51, info(51, "t"), db_id=50))
+    assert history.take(step(110, *definitions)) == []
     assert history.take(step(120, wrote(120, 52, info(52, "t"), db_id=1234))) == []
     assert shape(history) == ORDERS | PARTS
 
@@ -189,8 +189,8 @@ def test_tables_of_system_databases_are_left_out(history: History) -> None:
 def test_nothing_that_a_running_job_wrote_shows_before_it_is_done(history: History) -> None:
     done = info(10, "Orders", columns=2)
     for ts, state in ((105, 1), (106, 2), (107, 3), (108, 5)):
-        found = {**done, "cols": [column(1), column(2, state)]}
-        history.take(step(ts, job(61, ts, state=RUNNING, table_id=10), wrote(ts, 10, found)))
+        draft = {**done, "cols": [column(1), column(2, state)]}
+        history.take(step(ts, job(61, ts, state=RUNNING, table_id=10), wrote(ts, 10, draft)))
     history.take(step(110, job(61, 110, table_id=10, binlog={"TableInfo": done})))
     history.advance(120)
     assert [len(history.table_at(10, ts).columns) for ts in (108, 109, 110)] == [1, 1, 2]  # type: ignore[union-attr]
@@ -286,16 +286,16 @@ def test_where_a_job_and_the_meta_range_disagree_the_job_counts_and_it_is_said(
     one = job(5, 110, table_id=10, binlog={"TableInfo": said})
     assert history.take(step(110, one, wrote(110, 10, held))) == alone.apply(one)
     assert shape(history) == shape(alone)
-    (found,) = history.disagreements
-    assert (found.table_id, found.job_id, found.commit_ts, found.database) == (10, 7, 110, "Shop")
-    assert list(found.differs) == differs
+    (fault,) = history.disagreements
+    assert (fault.table_id, fault.job_id, fault.commit_ts, fault.database) == (10, 7, 110, "Shop")
+    assert list(fault.differs) == differs
 
 
 def test_a_drop_that_the_meta_range_does_not_know_is_said(history: History) -> None:
     history.take(step(110, job(4, 110, table_id=10, binlog={"TableInfo": info(10, "Orders", state=0)})))
     assert shape(history) == PARTS
-    (found,) = history.disagreements
-    assert (found.table, found.differs) == ("Orders", ("existence",))
+    (fault,) = history.disagreements
+    assert (fault.table, fault.differs) == ("Orders", ("existence",))
 
 
 @pytest.mark.parametrize("held", [None, db_info(3, "Other")])
@@ -304,15 +304,15 @@ def test_a_disagreement_about_a_database_is_said(history: History, held: dict[st
     history.take(step(110, said, wrote(110, 0, held, db_id=3)))
     history.advance(110)
     assert [db.name for db in history.databases(110)] == ["New", "Shop", "Store"]
-    (found,) = history.disagreements
-    assert (found.database, found.table, found.job_id) == ("New", "", 7)
+    (fault,) = history.disagreements
+    assert (fault.database, fault.table, fault.job_id) == ("New", "", 7)
 
 
 def test_a_dropped_database_takes_its_tables_along(history: History) -> None:
     dropped = job(2, 110, binlog={"DBInfo": db_info(1, "Shop", state=0)})
     unsure = history.copy()
     unsure.take(step(110, dropped))
-    assert [found.database for found in unsure.disagreements] == ["Shop"]
+    assert [each.database for each in unsure.disagreements] == ["Shop"]
     (event,) = history.take(step(110, dropped, wrote(110, 0, None), wrote(110, 10, None)))
     assert event.db == "Shop"
     assert shape(history) == shape(unsure) == {}
@@ -340,18 +340,18 @@ def test_a_table_that_was_created_without_a_job_row(history: History) -> None:
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_table_that_was_there_before_the_history_says_so_is_refused(history: History, earlier: bool) -> None:
     """Its rows may lie before that: the row of the job that says when it began is missing."""
-    found = info(30, "New")
+    new_info = info(30, "New")
     if earlier:
-        history.take(step(108, job(3, 108, state=RUNNING, table_id=30), wrote(108, 30, found)))
+        history.take(step(108, job(3, 108, state=RUNNING, table_id=30), wrote(108, 30, new_info)))
     with pytest.raises(DecodeError, match="done row is missing"):
-        history.take(step(112, job(3, 112, state=SYNCED, table_id=30, binlog={"TableInfo": found})))
+        history.take(step(112, job(3, 112, state=SYNCED, table_id=30, binlog={"TableInfo": new_info})))
 
 
 def test_a_job_that_finished_unseen_is_refused(history: History) -> None:
-    found = info(10, "Orders", columns=2)
-    history.take(step(108, job(5, 108, state=RUNNING, table_id=10), wrote(108, 10, found)))
+    new_info = info(10, "Orders", columns=2)
+    history.take(step(108, job(5, 108, state=RUNNING, table_id=10), wrote(108, 10, new_info)))
     with pytest.raises(DecodeError, match="done row is missing") as caught:
-        history.take(step(112, job(5, 112, state=SYNCED, table_id=10, binlog={"TableInfo": found})))
+        history.take(step(112, job(5, 112, state=SYNCED, table_id=10, binlog={"TableInfo": new_info})))
     assert (caught.value.facts["job_id"], caught.value.facts["table_id"]) == (7, 10)
 
 

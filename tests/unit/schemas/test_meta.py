@@ -30,25 +30,25 @@ OTHERS = [
 ]
 
 
-def rows(*found: tuple[str, bytes | None], commit_ts: int = 20, flags: int = 0) -> pa.Table:
+def rows(*pairs: tuple[str, bytes | None], commit_ts: int = 20, flags: int = 0) -> pa.Table:
     return table_of(
         change.COMMITTED,
-        op=[Op.DELETE if value is None else Op.PUT for _, value in found],
-        key=[bytes.fromhex(key) for key, _ in found],
+        op=[Op.DELETE if value is None else Op.PUT for _, value in pairs],
+        key=[bytes.fromhex(key) for key, _ in pairs],
         start_ts=commit_ts - 10,
         commit_ts=commit_ts,
-        value=[value for _, value in found],
+        value=[value for _, value in pairs],
         flags=flags,
     )
 
 
-def read(*found: tuple[str, bytes | None]) -> list[Definition | Job]:
-    return list(read_meta(rows(*found), 0, 100))
+def read(*pairs: tuple[str, bytes | None]) -> list[Definition | Job]:
+    return list(read_meta(rows(*pairs), 0, 100))
 
 
 def test_definitions_are_found_and_everything_else_is_passed_over() -> None:
-    found = read((DB_1, b"{}"), (DB_1_TABLE_2, b'{"id":2}'), (DB_112_TABLE_116, None), *((o, b"7") for o in OTHERS))
-    assert found == [
+    metas = read((DB_1, b"{}"), (DB_1_TABLE_2, b'{"id":2}'), (DB_112_TABLE_116, None), *((o, b"7") for o in OTHERS))
+    assert metas == [
         Definition(start_ts=10, commit_ts=20, db_id=1, info=b"{}"),
         Definition(start_ts=10, commit_ts=20, db_id=1, table_id=2, info=b'{"id":2}'),
         Definition(start_ts=10, commit_ts=20, db_id=112, table_id=116, info=None),
@@ -105,12 +105,12 @@ def job(job_id: int, state: int, commit_ts: int, *, schema_version: int = 0, sta
 
 
 def test_a_step_is_a_transaction_with_its_job() -> None:
-    mine = Definition(start_ts=1, commit_ts=20, db_id=1, table_id=2, info=b"{}")
+    definition = Definition(start_ts=1, commit_ts=20, db_id=1, table_id=2, info=b"{}")
     other = Definition(start_ts=2, commit_ts=20, db_id=1, table_id=3, info=None)
     queued, running, later = job(7, 8, 20), job(8, 1, 20), job(8, 4, 30, schema_version=5)
-    steps = steps_of([later, queued, running], [other, mine])
+    steps = steps_of([later, queued, running], [other, definition])
     assert steps == [
-        Step(start_ts=1, commit_ts=20, jobs=(queued, running), definitions=(mine,)),
+        Step(start_ts=1, commit_ts=20, jobs=(queued, running), definitions=(definition,)),
         Step(start_ts=2, commit_ts=20, definitions=(other,)),
         Step(start_ts=1, commit_ts=30, jobs=(later,)),
     ]

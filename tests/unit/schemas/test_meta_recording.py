@@ -79,9 +79,9 @@ def test_every_table_is_the_same_in_jobs_and_meta_range(
                 held[table_id] = db_id, table_of(json.loads(value), db_id=db_id, db=names[db_id])
             elif held[table_id][0] == db_id:
                 del held[table_id]
-        found = history.snapshot(ts).tables
-        assert found.keys() == held.keys(), ts
-        for table_id, table in found.items():
+        tables = history.snapshot(ts).tables
+        assert tables.keys() == held.keys(), ts
+        for table_id, table in tables.items():
             _, other = held[table_id]
             assert replace(table, update_ts=0) == replace(other, update_ts=0), (ts, table.name)
             compared += 1
@@ -98,15 +98,15 @@ Shown = tuple[tuple[int, ...], tuple[tuple[str, int, str], ...], frozenset[str],
 def shown_by(info: dict[str, Any]) -> Shown:
     """(physical ids, columns with ids and comments, indexes, comment) that a definition has for readers."""
     part = info.get("partition") or {}
-    found = part.get("definitions") or [] if part.get("enable") else []
+    partitions = part.get("definitions") or [] if part.get("enable") else []
     if (part.get("ddl_action"), part.get("ddl_state")) == (20, 2):  # a DROP PARTITION blocks what it drops
         blocked = {dropped["id"] for dropped in part["dropping_definitions"]}
-        found = [each for each in found if each["id"] not in blocked]
+        partitions = [each for each in partitions if each["id"] not in blocked]
     columns = sorted((c for c in info.get("cols") or () if c["state"] == 5), key=lambda c: c["offset"])
     columns = [c for c in columns if not c["hidden"] and (not c["generated_expr_string"] or c["generated_stored"])]
     indexes = frozenset(i["idx_name"]["O"] for i in info.get("index_info") or () if i["state"] == 5)
     shown = tuple((c["name"]["O"], c["id"], c["comment"]) for c in columns)
-    return tuple(d["id"] for d in found) or (info["id"],), shown, indexes, info["comment"]
+    return tuple(d["id"] for d in partitions) or (info["id"],), shown, indexes, info["comment"]
 
 
 def of_model(table: Table) -> Shown:
@@ -164,16 +164,16 @@ def test_both_sources_together_make_the_history_that_the_jobs_alone_make(
     history: History, history_of_jobs: History
 ) -> None:
     """The same events and tables; only a DDL of partitions comes when it takes effect, which is earlier."""
-    mine, theirs = (h.events(h.start_ts, h.resolved_ts) for h in (history, history_of_jobs))
-    at = {(e.job_id, e.sub): e for e in mine}
-    assert len(at) == len(mine) == len(theirs)
+    events, theirs = (h.events(h.start_ts, h.resolved_ts) for h in (history, history_of_jobs))
+    at = {(e.job_id, e.sub): e for e in events}
+    assert len(at) == len(events) == len(theirs)
     early = set()
     for event in theirs:
-        found = at[event.job_id, event.sub]
-        assert replace(found, commit_ts=event.commit_ts, start_ts=event.start_ts) == event
-        if found.commit_ts != event.commit_ts:
-            assert found.start_ts < found.commit_ts < event.start_ts < event.commit_ts == found.finished_ts
-            early.add(found.kind)
+        recorded = at[event.job_id, event.sub]
+        assert replace(recorded, commit_ts=event.commit_ts, start_ts=event.start_ts) == event
+        if recorded.commit_ts != event.commit_ts:
+            assert recorded.start_ts < recorded.commit_ts < event.start_ts < event.commit_ts == recorded.finished_ts
+            early.add(recorded.kind)
     assert early == {
         "truncate partition", "drop partition", "alter table reorganize partition", "alter table partition by",
         "alter table remove partitioning",
@@ -205,16 +205,16 @@ def test_drafts_outlive_a_restart_at_any_moment(
     history: History, pushed: PushedSchema, steps: tuple[Step, ...]
 ) -> None:
     """A saved history knows what jobs under way have written: their rows are not read again."""
-    found, kept, held = begun(pushed), 0, 0
+    reopened, kept, held = begun(pushed), 0, 0
     for upto_ts in [*(step.commit_ts for step in steps), history.resolved_ts]:
-        found.follow([step for step in steps if found.resolved_ts < step.commit_ts <= upto_ts], upto_ts)
-        held += found.resolved_ts < upto_ts
-        if found._drafts:
+        reopened.follow([step for step in steps if reopened.resolved_ts < step.commit_ts <= upto_ts], upto_ts)
+        held += reopened.resolved_ts < upto_ts
+        if reopened._drafts:
             kept += 1
-            found = History.load(found.dump())
+            reopened = History.load(reopened.dump())
     assert kept > 300
     assert held > 10, "no end of a job was waited for"
-    assert found.dump() == history.dump()
+    assert reopened.dump() == history.dump()
 
 
 Break = Callable[[Job, Step], Step]
@@ -251,19 +251,19 @@ def broken(
 HARMLESS = {17, 13, 22, 39, 41, 65, 67}
 
 
-def blamed(job: Job, found: DecodeError | tuple[Disagreement, ...]) -> bool:
-    assert isinstance(found, tuple)
-    return {each.job_id for each in found} == {job.id} and all(each.commit_ts <= job.commit_ts for each in found)
+def blamed(job: Job, outcome: DecodeError | tuple[Disagreement, ...]) -> bool:
+    assert isinstance(outcome, tuple)
+    return {each.job_id for each in outcome} == {job.id} and all(each.commit_ts <= job.commit_ts for each in outcome)
 
 
 def test_a_definition_that_is_missing_in_the_meta_range_is_noticed(
     pushed: PushedSchema, steps: tuple[Step, ...]
 ) -> None:
-    found = list(broken(pushed, steps, lambda _, step: replace(step, definitions=())))
-    assert len(found) == 230
-    assert all(blamed(job, said) for job, said in found if said)
-    assert {job.type for job, said in found if not said} == HARMLESS
-    assert sum(not said for _, said in found) == 12
+    outcomes = list(broken(pushed, steps, lambda _, step: replace(step, definitions=())))
+    assert len(outcomes) == 230
+    assert all(blamed(job, said) for job, said in outcomes if said)
+    assert {job.type for job, said in outcomes if not said} == HARMLESS
+    assert sum(not said for _, said in outcomes) == 12
 
 
 def other_type(definition: Definition) -> Definition:
@@ -287,14 +287,14 @@ def test_a_definition_that_is_another_in_the_meta_range_is_noticed(
 
     kinds_without_puts = {1, 2, 4, 24, 26}
     adopted = {39}  # whatever the meta range says: nothing that the job says is used
-    for job, found in broken(pushed, steps, change):
-        assert not isinstance(found, DecodeError)
+    for job, outcome in broken(pushed, steps, change):
+        assert not isinstance(outcome, DecodeError)
         if job.type in kinds_without_puts | adopted:
-            assert found == (), job
+            assert outcome == (), job
             continue
-        assert blamed(job, found), job
-        assert all(each.database and each.table and each.table_id for each in found)
-        assert {fact for each in found for fact in each.differs} <= {"columns", "name"}
+        assert blamed(job, outcome), job
+        assert all(each.database and each.table and each.table_id for each in outcome)
+        assert {fact for each in outcome for fact in each.differs} <= {"columns", "name"}
 
 
 def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps: tuple[Step, ...]) -> None:

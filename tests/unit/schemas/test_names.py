@@ -18,19 +18,19 @@ from tistream.errors import NotFound
 
 def history(*spelled: str) -> History:
     tables = {n: a_table(id=n, name=name) for n, name in enumerate(spelled, 100)}
-    found = History(SchemaSnapshot(ts=100, databases={1: Database(id=1, name="d")}, tables=tables), tables[100])
-    found.advance(1000)
-    return found
+    new_history = History(SchemaSnapshot(ts=100, databases={1: Database(id=1, name="d")}, tables=tables), tables[100])
+    new_history.advance(1000)
+    return new_history
 
 
 def test_names_that_tidb_keeps_apart_stay_apart() -> None:
     """Go's strings.ToLower changes letter by letter; ΑΣ and ας are two tables, though Python's lower makes them one."""
     spelled = ["ΑΣ", "ας", "K", "ß", "SS", "ﬁ", "a/b", "😀"]
-    found = history(*spelled)
+    by_name = history(*spelled)
     for n, name in enumerate(spelled, 100):
-        assert found.find("d", name, 500).id == n
-    assert found.find("D", "ασ", 500).id == 100
-    assert found.find("d", "k", 500).id == 102
+        assert by_name.find("d", name, 500).id == n
+    assert by_name.find("D", "ασ", 500).id == 100
+    assert by_name.find("d", "k", 500).id == 102
 
 
 def test_one_letter_becomes_one_letter() -> None:
@@ -39,11 +39,11 @@ def test_one_letter_becomes_one_letter() -> None:
 
 
 def test_a_suggestion_among_very_many_names_is_cheap() -> None:
-    known = [f"orders_{n:06d}_archive" for n in range(50_000)] + ["customers", "zebra"]
+    tables = [f"orders_{n:06d}_archive" for n in range(50_000)] + ["customers", "zebra"]
     before = time.process_time()
-    assert similar("orders_012345_archiv", known)[0] == "orders_012345_archive"
-    assert similar("ustomers", known)[0] == "customers"
-    assert similar("Customer", known)[0] == "customers"
+    assert similar("orders_012345_archiv", tables)[0] == "orders_012345_archive"
+    assert similar("ustomers", tables)[0] == "customers"
+    assert similar("Customer", tables)[0] == "customers"
     assert time.process_time() - before < 3  # comparing all of them takes tens of seconds
 
 

@@ -23,7 +23,7 @@ def column(tp: int, flag: int = 0, flen: int = 0, decimal: int = 0, charset: str
 
 
 @pytest.mark.parametrize(
-    ("found", "base", "full"),
+    ("given", "base", "full"),
     [
         (column(3, 96, 6), "int unsigned zerofill", "int(6) unsigned zerofill"),
         (column(8, 32, 20), "bigint unsigned", "bigint(20) unsigned"),
@@ -49,14 +49,14 @@ def column(tp: int, flag: int = 0, flen: int = 0, decimal: int = 0, charset: str
         (column(99), "type 99", "type 99"),
     ],
 )
-def test_types_are_written_as_tidb_writes_them(found: Column, base: str, full: str) -> None:
-    assert (base_type(found), full_type(found)) == (base, full)
+def test_types_are_written_as_tidb_writes_them(given: Column, base: str, full: str) -> None:
+    assert (base_type(given), full_type(given)) == (base, full)
 
 
 def test_missing_and_null_fields_take_zero_values() -> None:
-    found = tidb_json.table({"id": 7, "cols": None, "index_info": None, "novel": [1]}, db_id=1, db="d")
-    assert (found.id, found.name, found.columns, found.indexes, found.partition_ids) == (7, "", (), (), ())
-    assert (found.kind, found.physical_ids) == ("table", (7,))
+    table = tidb_json.table({"id": 7, "cols": None, "index_info": None, "novel": [1]}, db_id=1, db="d")
+    assert (table.id, table.name, table.columns, table.indexes, table.partition_ids) == (7, "", (), (), ())
+    assert (table.kind, table.physical_ids) == ("table", (7,))
 
 
 def test_columns_come_in_table_order_and_hidden_ones_stay_out_of_sight() -> None:
@@ -66,10 +66,10 @@ def test_columns_come_in_table_order_and_hidden_ones_stay_out_of_sight() -> None
         {"id": 1, "name": {"O": "A"}, "offset": 0, "state": 5},
         {"id": 4, "name": {"O": "Coming"}, "offset": 3, "state": 2},
     ]
-    found = tidb_json.table({"id": 7, "cols": cols}, db_id=1, db="d")
-    assert [c.name for c in found.columns] == ["A", "B", "Virtual", "Coming"]
-    assert [c.name for c in found.visible_columns] == ["A", "B"]
-    assert (found.columns[1].origin_default, found.columns[1].origin_default_bit) == ("x", b"\x05")
+    table = tidb_json.table({"id": 7, "cols": cols}, db_id=1, db="d")
+    assert [c.name for c in table.columns] == ["A", "B", "Virtual", "Coming"]
+    assert [c.name for c in table.visible_columns] == ["A", "B"]
+    assert (table.columns[1].origin_default, table.columns[1].origin_default_bit) == ("x", b"\x05")
 
 
 @pytest.mark.parametrize(
@@ -143,22 +143,22 @@ def test_layouts_name_the_handle_and_are_built_once() -> None:
 def test_results_are_kept_for_a_bounded_number_of_columns() -> None:
     history = recorded_history()
     table = history.find("shop", "t_gen", history.resolved_ts)
-    made: list[ByIdentity] = []
+    computed: list[ByIdentity] = []
 
     def build(of: ByIdentity) -> Table:
-        made.append(of)
+        computed.append(of)
         return of.table
 
     kept = kept_by_version(build, columns_max=5 * len(table.columns))
     versions = [ByIdentity(replace(table)) for _ in range(10)]
     for of in versions * 2:
         assert kept(of) is of.table
-    assert len(made) == 20, "of ten in turn none is still there"
+    assert len(computed) == 20, "of ten in turn none is still there"
     for of in versions[-5:] * 3:
         kept(of)
-    assert len(made) == 20, "five fit"
+    assert len(computed) == 20, "five fit"
     narrow = kept_by_version(build, columns_max=1)
     for _ in range(2):
         assert narrow(versions[0]) is versions[0].table
-    assert len(made) == 21, "one is kept however wide it is"
+    assert len(computed) == 21, "one is kept however wide it is"
     assert row_layout(table) is row_layout(table)

@@ -55,12 +55,12 @@ class Log(LogBuilder):
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
     rows = committed_rows()
-    found = Log(
+    new_log = Log(
         new_catalog(tmp_path), OpenFolder(), TENANT, rows=rows.filter(pc.equal(rows["table_id"], DDL_JOB_TABLE_ID))
     )
-    found.activate()
-    yield found
-    found.catalog.close()
+    new_log.activate()
+    yield new_log
+    new_log.catalog.close()
 
 
 def job_row(start_ts: int, commit_ts: int, value: bytes | None) -> pa.Table:
@@ -88,10 +88,10 @@ def test_the_history_follows_the_committed_log(
     settled = [row[1] for row in job_puts if not any(start <= row[1] < done for start, done in waits)]
     cuts = [*(settled[i] for i in (100, 101, 400, 650)), end]
     for upto_ts in log.grow(cuts):
-        found = registry.history(TENANT)
-        assert found.resolved_ts == upto_ts
-        assert found.events(log.start_ts, upto_ts) == history.events(log.start_ts, upto_ts)
-        assert found.snapshot(upto_ts) == history.snapshot(upto_ts)
+        read = registry.history(TENANT)
+        assert read.resolved_ts == upto_ts
+        assert read.events(log.start_ts, upto_ts) == history.events(log.start_ts, upto_ts)
+        assert read.snapshot(upto_ts) == history.snapshot(upto_ts)
     assert first.events(log.start_ts, first.resolved_ts) == []  # what was handed out stays as it was
     reads = [count for key, count in log.store.gets.items() if key.startswith("committed/")]
     assert reads == [2] * len(cuts)  # each segment once
@@ -113,9 +113,9 @@ def test_the_slower_ddl_task_holds_the_watermark(log: Log, job_puts: list[tuple[
     middle, end = job_puts[300][1], job_puts[-1][1]
     for task in list_tasks(log.catalog, TENANT):
         log.flush(middle if task.range == META_RANGE else end, task_ids={task.task_id})
-    found = log.registry().history(TENANT)
-    assert found.resolved_ts == middle
-    assert max(event.commit_ts for event in found.events(log.start_ts, middle)) <= middle
+    read = log.registry().history(TENANT)
+    assert read.resolved_ts == middle
+    assert max(event.commit_ts for event in read.events(log.start_ts, middle)) <= middle
 
 
 def test_a_saved_history_replaces_the_pushed_snapshot(
@@ -127,15 +127,15 @@ def test_a_saved_history_replaces_the_pushed_snapshot(
     assert first.save(TENANT) == first.save(TENANT) == middle
     log.store.objects = {key: data for key, data in log.store.objects.items() if key.startswith("schemas/")}
     log.flush(end)
-    found = log.registry().history(TENANT)
-    assert found.events(log.start_ts, end) == history.events(log.start_ts, end)
-    assert found.snapshot(end) == history.snapshot(end)
+    read = log.registry().history(TENANT)
+    assert read.events(log.start_ts, end) == history.events(log.start_ts, end)
+    assert read.snapshot(end) == history.snapshot(end)
 
 
 def test_a_pushed_snapshot_is_parsed_once(log: Log) -> None:
     for _ in range(2):
-        found = log.registry().history(TENANT)
-        assert [t.name for t in found.tables("shop", log.start_ts)]
+        read = log.registry().history(TENANT)
+        assert [t.name for t in read.tables("shop", log.start_ts)]
     assert log.store.gets[str(SchemaSnapKey(tenant=TENANT, ts=log.start_ts))] == 1
 
 
@@ -241,8 +241,8 @@ def test_many_threads_share_one_catching_up(log: Log, job_puts: list[tuple[int, 
     log.flush(job_puts[-1][1])
     registry = log.registry()
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(registry.history, [TENANT] * 4))
-    assert len({id(history) for history in found}) == 1
+        histories = list(pool.map(registry.history, [TENANT] * 4))
+    assert len({id(history) for history in histories}) == 1
     once = [count for key, count in log.store.gets.items() if not key.startswith("schemas/")]
     assert sorted(once) == [1, 2]  # the snapshot and the file's two segments
 
@@ -253,8 +253,8 @@ def test_more_segments_than_one_page(
     monkeypatch.setattr(registry_module, "_SEGMENTS_ASKED", 1)
     stamps = [job_puts[i][1] for i in (99, 199, 299, 399)]
     assert list(log.grow(stamps)) == stamps
-    found = log.registry().history(TENANT)
-    assert found.events(log.start_ts, stamps[-1]) == history.events(log.start_ts, stamps[-1])
+    read = log.registry().history(TENANT)
+    assert read.events(log.start_ts, stamps[-1]) == history.events(log.start_ts, stamps[-1])
 
 
 def row_v2(column_id: int, value: bytes) -> bytes:

@@ -31,9 +31,9 @@ def seed(ts: int, table_id: int = 0) -> SeedRow:
 
 def wanted(run: ColumnRun, *seeds: SeedRow) -> dict[str, list[int]]:
     """Table -> timestamps of the reads that would do."""
-    found = wanted_seeds(run.history, sorted(seeds, key=lambda each: -each.ts))
-    assert all(read.physical_ids == each.table.physical_ids for each in found for read in each.reads)
-    return {each.table.name: [read.ts for read in each.reads] for each in found}
+    seeds_found = wanted_seeds(run.history, sorted(seeds, key=lambda each: -each.ts))
+    assert all(read.physical_ids == each.table.physical_ids for each in seeds_found for read in each.reads)
+    return {each.table.name: [read.ts for read in each.reads] for each in seeds_found}
 
 
 @pytest.mark.parametrize("action", [MODIFY_COLUMN, MULTI_SCHEMA_CHANGE])

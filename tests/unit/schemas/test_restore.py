@@ -54,8 +54,8 @@ def test_views_are_recorded() -> None:
     "create -- a comment\n view shop.v_keep as select `id`, name from `shop`.`customers` # more",
 ])  # fmt: skip
 def test_a_view_in_other_spellings_is_the_recorded_one(spelled: str) -> None:
-    (wanted,) = (query for job, query in VIEWS if "v_keep" in job)
-    assert restored(spelled) == wanted
+    (recorded,) = (query for job, query in VIEWS if "v_keep" in job)
+    assert restored(spelled) == recorded
 
 
 @pytest.mark.parametrize(("spelled", "as_recorded"), [
@@ -73,8 +73,8 @@ def test_other_spellings_of_recorded_statements_read_the_same(spelled: str, as_r
     if as_recorded is None:
         assert restored(spelled).endswith("ADD COLUMN `d` INT NOT NULL DEFAULT +5")
         return
-    (wanted,) = {query for job, query, _ in DDLS if job.endswith(as_recorded)}
-    assert restored(spelled) == wanted
+    (recorded,) = {query for job, query, _ in DDLS if job.endswith(as_recorded)}
+    assert restored(spelled) == recorded
 
 
 @pytest.mark.parametrize("text", [
@@ -121,8 +121,8 @@ def test_a_view_over_another_database_has_the_select_that_tidb_stored() -> None:
     """The user's text relies on his session's database."""
     stored = "SELECT `other`.`t`.`a` AS `a` FROM `other`.`t` WHERE `a`=_UTF8MB4'x'"
     text = "create view v as select a from t where a = 'x'"
-    found = restored(text, schema="shop", view_select=stored)
-    assert found.endswith(f" VIEW `v` AS {stored}")
+    view = restored(text, schema="shop", view_select=stored)
+    assert view.endswith(f" VIEW `v` AS {stored}")
     same = restored(text, schema="OTHER", view_select=stored)
     assert same.endswith(" VIEW `v` AS SELECT `a` FROM `t` WHERE `a`=_UTF8MB4'x'")
 
@@ -149,8 +149,8 @@ TEXTS = re.compile(r"'(?:[^']|'')*'")
 
 def is_off(text: str) -> bool:
     """Whether the last word on TTL outside of comments on columns and of the table is OFF."""
-    found = re.findall(r"TTL_ENABLE\s*=\s*['\"](\w+)['\"]", text, re.IGNORECASE)
-    return [word.upper() for word in found] == ["OFF"]
+    values = re.findall(r"TTL_ENABLE\s*=\s*['\"](\w+)['\"]", text, re.IGNORECASE)
+    return [word.upper() for word in values] == ["OFF"]
 
 
 def create(columns: str, option: str, ttl: str, partition: str) -> str:
@@ -164,10 +164,10 @@ def create(columns: str, option: str, ttl: str, partition: str) -> str:
 def test_a_table_as_it_is_shown(ttl: str) -> None:
     for columns, option, partition in itertools.product(COLUMNS, OPTIONS, PARTITION):
         text = create(columns, option, ttl, partition)
-        made = restored(text, charset="utf8mb4")
-        plain = made.replace("'it''s TTL_ENABLE=''ON'' (1'", "").replace("'TTL_ENABLE=''ON'''", "")
-        assert is_off(plain), made
-        assert ("TTL_ENABLE=''ON''" in made) == ("TTL_ENABLE=''ON''" in text), "texts stay"
+        shown = restored(text, charset="utf8mb4")
+        plain = shown.replace("'it''s TTL_ENABLE=''ON'' (1'", "").replace("'TTL_ENABLE=''ON'''", "")
+        assert is_off(plain), shown
+        assert ("TTL_ENABLE=''ON''" in shown) == ("TTL_ENABLE=''ON''" in text), "texts stay"
 
 
 @pytest.mark.parametrize(

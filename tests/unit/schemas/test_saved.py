@@ -79,9 +79,9 @@ def test_opening_and_one_lookup_fetch_one_block(many: History) -> None:
     part = Part(many.dump())
     history = part.open()
     assert len(part.fetched) == 2
-    found = history.find("db2", "table7", START)
-    assert found == table(7)
-    assert history.table_at(107, START) is found
+    first = history.find("db2", "table7", START)
+    assert first == table(7)
+    assert history.table_at(107, START) is first
     assert len(part.fetched) == 3
     assert sum(length for _, length in part.fetched) < len(part.data) // 2
 
@@ -163,8 +163,8 @@ def test_no_flipped_byte_goes_unnoticed(many: History) -> None:
     for at in range(len(good)):
         data = good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :]
         try:
-            found = Part(data).open()
-            same = found.snapshot(START) == small.snapshot(START)
+            opened = Part(data).open()
+            same = opened.snapshot(START) == small.snapshot(START)
         except CorruptObject:
             continue
         assert same, at  # a bit of a frame's header that has no meaning
@@ -181,7 +181,7 @@ def test_increments_end_where_the_whole_history_does(
     pushed: PushedSchema, jobs: list[Job], history_of_jobs: History
 ) -> None:
     grown = History(pushed.snapshot, pushed.job_table)
-    found = History.load(grown.dump())
+    extended = History.load(grown.dump())
     cuts = [0, 100, 101, 500, len(jobs)]
     for first, last in pairwise(cuts):
         after_ts = grown.resolved_ts
@@ -191,8 +191,8 @@ def test_increments_end_where_the_whole_history_does(
         data = grown.dump_increment(saved.Chain(base=after_ts, base_bytes=1), after_ts)
         increment = saved.increment_of(saved.open_object("increment", Part(data)))
         assert increment is not None
-        found.extend(increment)
+        extended.extend(increment)
         with pytest.raises(CorruptObject, match="gap"):
-            found.extend(increment)
-    found.advance(history_of_jobs.resolved_ts)
-    assert found.dump() == history_of_jobs.dump()
+            extended.extend(increment)
+    extended.advance(history_of_jobs.resolved_ts)
+    assert extended.dump() == history_of_jobs.dump()

@@ -34,10 +34,10 @@ def test_tables_without_generated_columns_are_as_tidb_prints_them(path: Path) ->
         if recorded["kind"] != "table" or "GENERATED ALWAYS" in text or "((" in text:
             continue
         table = history.find(recorded["db"], recorded["table"], ts)
-        made = define(history.database(table.db, ts), table, Dialect.TIDB)
-        mine = made.create_table.replace(f"`{table.db}`.", "", 1)
-        assert mine == _UNKNOWN.sub("", text), table.name
-        assert bool(made.notes) == bool(table.partition_ids)
+        definition = define(history.database(table.db, ts), table, Dialect.TIDB)
+        statement = definition.create_table.replace(f"`{table.db}`.", "", 1)
+        assert statement == _UNKNOWN.sub("", text), table.name
+        assert bool(definition.notes) == bool(table.partition_ids)
         compared += 1
     assert compared >= len(moment["tables"]) * 0.8
 
@@ -50,22 +50,22 @@ def defined(name: str, dialect: Dialect) -> Definition:
 
 
 def test_generated_columns_become_what_can_be_restored() -> None:
-    made = defined("t_gen", Dialect.MYSQL)
-    assert "`sv` int(11)" in made.create_table
-    assert "vv" not in made.create_table
-    assert "GENERATED" not in made.create_table
-    assert "column vv, generated as concat(`b`, _utf8mb4'-', `a`): left out" in made.notes
-    assert "index eu: over an expression or a virtual column" in made.notes
-    assert "KEY `ksv` (`sv`)" in made.create_table
+    definition = defined("t_gen", Dialect.MYSQL)
+    assert "`sv` int(11)" in definition.create_table
+    assert "vv" not in definition.create_table
+    assert "GENERATED" not in definition.create_table
+    assert "column vv, generated as concat(`b`, _utf8mb4'-', `a`): left out" in definition.notes
+    assert "index eu: over an expression or a virtual column" in definition.notes
+    assert "KEY `ksv` (`sv`)" in definition.create_table
 
 
 def test_mariadb_gets_only_supported_features() -> None:
-    made = {name: defined(name, Dialect.MARIADB) for name in ("k_v0900", "t_bins", "g18")}
-    assert "utf8mb4_0900" not in made["k_v0900"].create_table
-    assert "COLLATE utf8mb4_nopad_bin" in made["k_v0900"].create_table
-    assert "`vec` json" in made["t_bins"].create_table
-    assert "gb18030" not in made["g18"].create_table
-    assert all(each.notes for each in made.values())
+    definitions = {name: defined(name, Dialect.MARIADB) for name in ("k_v0900", "t_bins", "g18")}
+    assert "utf8mb4_0900" not in definitions["k_v0900"].create_table
+    assert "COLLATE utf8mb4_nopad_bin" in definitions["k_v0900"].create_table
+    assert "`vec` json" in definitions["t_bins"].create_table
+    assert "gb18030" not in definitions["g18"].create_table
+    assert all(each.notes for each in definitions.values())
 
 
 def test_a_primary_key_that_is_no_row_key_is_one_elsewhere() -> None:
@@ -110,16 +110,16 @@ def hostile_table(text: str, *, expression: bool = False) -> Table:
 def test_no_text_of_a_table_ends_its_statement(text: str, dialect: Dialect) -> None:
     table = hostile_table(text, expression=True)
     database = Database(id=1, name=table.db, charset="utf8mb4" + text, collate="utf8mb4_bin")
-    made = define(database, table, dialect)
-    for statement in (made.create_database, made.create_table):
+    definition = define(database, table, dialect)
+    for statement in (definition.create_database, definition.create_table):
         assert split_statements(statement) == [statement]
         outside = re.sub(r"'(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`|/\*.*?\*/", "", statement, flags=re.DOTALL)
         assert not set(outside) & set("'\"`\\;")
         assert outside.count("(") == outside.count(")")
-    found = re.search(r"enum\(('(?:[^'\\]|\\.|'')*')", made.create_table, re.DOTALL)
-    assert found is not None
+    match = re.search(r"enum\(('(?:[^'\\]|\\.|'')*')", definition.create_table, re.DOTALL)
+    assert match is not None
     escapes = {"0": "\0", "n": "\n", "r": "\r", "Z": "\x1a"}
-    plain = re.sub(r"''|\\(.)", lambda m: "'" if m[1] is None else escapes.get(m[1], m[1]), found[1][1:-1])
+    plain = re.sub(r"''|\\(.)", lambda m: "'" if m[1] is None else escapes.get(m[1], m[1]), match[1][1:-1])
     assert plain == text
 
 
@@ -127,9 +127,9 @@ def test_no_text_of_a_table_ends_its_statement(text: str, dialect: Dialect) -> N
     "text", ["1) , (2", "1); DROP DATABASE d; -- ", "'a\\', '); DROP DATABASE d; -- '", "now() /* ", "f(", "'", "1 # "]
 )
 def test_an_expression_that_could_end_the_statement_is_left_out(text: str) -> None:
-    made = define(Database(id=1, name="d"), _with_default(text), Dialect.MYSQL)
-    assert "DEFAULT (" not in made.create_table
-    assert f"column x: no default, which was {text}" in made.notes
+    definition = define(Database(id=1, name="d"), _with_default(text), Dialect.MYSQL)
+    assert "DEFAULT (" not in definition.create_table
+    assert f"column x: no default, which was {text}" in definition.notes
 
 
 @pytest.mark.parametrize(
@@ -165,26 +165,26 @@ def test_a_default_is_one_that_the_server_knows(
 ) -> None:
     """What it does not know is left out, with a note that names the column."""
     table = _with_default(text, tp=tp, default_is_expr=is_expression)
-    for dialect, wanted in ((Dialect.MYSQL, mysql), (Dialect.MARIADB, mariadb)):
-        made = define(Database(id=1, name="d"), table, dialect)
-        line = next(line for line in made.create_table.splitlines() if line.lstrip().startswith("`x`"))
-        assert line.partition(" DEFAULT ")[2].rstrip(",") == wanted, dialect
-        assert (f"column x: no default, which was {text}" in made.notes) == (not wanted)
+    for dialect, expected in ((Dialect.MYSQL, mysql), (Dialect.MARIADB, mariadb)):
+        definition = define(Database(id=1, name="d"), table, dialect)
+        line = next(line for line in definition.create_table.splitlines() if line.lstrip().startswith("`x`"))
+        assert line.partition(" DEFAULT ")[2].rstrip(",") == expected, dialect
+        assert (f"column x: no default, which was {text}" in definition.notes) == (not expected)
 
 
 def test_the_current_date_is_one_for_tidb_too() -> None:
     table = _with_default("CURRENT_DATE", tp=10, default_is_expr=False)
-    made = define(Database(id=1, name="d"), table, Dialect.TIDB)
-    assert "`x` date DEFAULT CURRENT_DATE\n" in made.create_table
+    definition = define(Database(id=1, name="d"), table, Dialect.TIDB)
+    assert "`x` date DEFAULT CURRENT_DATE\n" in definition.create_table
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_an_index_over_a_vector_is_left_out(dialect: Dialect) -> None:
     table = _with_default(None, tp=225, flen=3, default_is_expr=False)
     index = Index(id=1, name="near", columns=(IndexColumn(name="x", offset=3),), unique=False, primary=False)
-    made = define(Database(id=1, name="d"), replace(table, indexes=(index,)), dialect)
-    assert "near" not in made.create_table
-    assert "index near: over a vector" in made.notes
+    definition = define(Database(id=1, name="d"), replace(table, indexes=(index,)), dialect)
+    assert "near" not in definition.create_table
+    assert "index near: over a vector" in definition.notes
 
 
 def _with_default(text: str | None, **more: Any) -> Table:

@@ -56,8 +56,8 @@ def pushed(ts: int = S, **tables: dict[str, Any]) -> dict[str, Any]:
 
 def history(table: dict[str, Any] | None = None, ts: int = S) -> History:
     """One partitioned table, Shop.Parts, with partitions 21, 22, 23."""
-    found = parse_pushed(pushed(ts, parts=table or info((21, 22, 23))))
-    return History(found.snapshot, found.job_table)
+    parsed = parse_pushed(pushed(ts, parts=table or info((21, 22, 23))))
+    return History(parsed.snapshot, parsed.job_table)
 
 
 def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, gone: int = 0) -> Step:
@@ -104,20 +104,20 @@ def partitioning(done_ts: int) -> list[Step]:
     ]
 
 
-def ids_at(found: History, ts: int) -> tuple[int, ...]:
-    return found.find("shop", "parts", ts).physical_ids
+def ids_at(of: History, ts: int) -> tuple[int, ...]:
+    return of.find("shop", "parts", ts).physical_ids
 
 
 def test_a_truncate_is_placed_where_sessions_begin_to_use_the_new_partition() -> None:
-    found = history()
-    (event,) = found.follow(truncating(), 9_000)
+    read = history()
+    (event,) = read.follow(truncating(), 9_000)
     assert (event.commit_ts, event.start_ts, event.finished_ts) == (3_000, 2_999, 5_000)
     assert (event.kind, event.query) == ("truncate partition", "the user's text")
     assert event.version is not None
     assert event.version.update_ts == 5, "the event shows the final definition"
-    assert [ids_at(found, ts) for ts in (2_999, 3_000, 9_000)] == [(21, 22, 23), (21, 50, 23), (21, 50, 23)]
-    assert [found.status_at(50, ts) for ts in (1_500, 2_999, 3_000)] == [IdStatus.COPY, IdStatus.COPY, IdStatus.LIVE]
-    assert [found.status_at(22, ts) for ts in (2_999, 3_000)] == [IdStatus.LIVE, IdStatus.RETIRED]
+    assert [ids_at(read, ts) for ts in (2_999, 3_000, 9_000)] == [(21, 22, 23), (21, 50, 23), (21, 50, 23)]
+    assert [read.status_at(50, ts) for ts in (1_500, 2_999, 3_000)] == [IdStatus.COPY, IdStatus.COPY, IdStatus.LIVE]
+    assert [read.status_at(22, ts) for ts in (2_999, 3_000)] == [IdStatus.LIVE, IdStatus.RETIRED]
 
 
 def test_a_dropped_partition_is_gone_with_the_version_that_blocks_it() -> None:
@@ -127,10 +127,10 @@ def test_a_dropped_partition_is_gone_with_the_version_that_blocks_it() -> None:
         step(3_000, DROP, RUNNING, info((21, 23), **run, ddl_state=1)),
         step(4_000, DROP, DONE, info((21, 23))),
     ]
-    found = history()
-    (event,) = found.follow(steps, 9_000)
+    read = history()
+    (event,) = read.follow(steps, 9_000)
     assert (event.commit_ts, event.finished_ts) == (2_000, 4_000)
-    assert [ids_at(found, ts) for ts in (1_999, 2_000)] == [(21, 22, 23), (21, 23)]
+    assert [ids_at(read, ts) for ts in (1_999, 2_000)] == [(21, 22, 23), (21, 23)]
     older = history()
     (event,) = older.follow(steps[1:], 9_000)  # servers that write no version which only blocks it
     assert (event.commit_ts, event.finished_ts) == (3_000, 4_000)
@@ -141,41 +141,41 @@ def test_the_history_waits_for_the_end_whenever_it_looks(looks: int) -> None:
     """What is known at any time is a part of what is known in the end."""
     whole = history()
     whole.follow(truncating(), 9_000)
-    found = history()
+    read = history()
     for upto_ts in [*(2_000, 3_000, 4_000, 5_000)[-looks:], 9_000]:
-        found.follow([s for s in truncating() if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
-        assert found.resolved_ts == (2_999 if 3_000 <= upto_ts < 5_000 else upto_ts)
-        found = History.load(found.dump())
-    assert found.dump() == whole.dump()
+        read.follow([s for s in truncating() if read.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
+        assert read.resolved_ts == (2_999 if 3_000 <= upto_ts < 5_000 else upto_ts)
+        read = History.load(read.dump())
+    assert read.dump() == whole.dump()
 
 
 def test_an_end_that_takes_long_is_not_waited_for() -> None:
     done_ts = 4_000 + HOLD + 2_000
-    steps, found = partitioning(done_ts), history()
+    steps, read = partitioning(done_ts), history()
     for upto_ts in (4_000, 4_000 + HOLD - 1):
-        assert found.follow([s for s in steps if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts) == []
-        assert found.resolved_ts == 3_999
+        assert read.follow([s for s in steps if read.resolved_ts < s.commit_ts <= upto_ts], upto_ts) == []
+        assert read.resolved_ts == 3_999
     upto_ts = 4_000 + HOLD
-    (event,) = found.follow([s for s in steps if found.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
+    (event,) = read.follow([s for s in steps if read.resolved_ts < s.commit_ts <= upto_ts], upto_ts)
     assert (event.commit_ts, event.finished_ts, event.table_id) == (4_000, 0, TABLE)
     assert event.version is not None
     assert (event.version.physical_ids, event.version.update_ts) == ((50, 51), 4)
-    found = History.load(found.dump())
-    assert found.follow([s for s in steps if s.commit_ts > upto_ts], done_ts) == []
-    last = found.find("shop", "parts", done_ts)
+    read = History.load(read.dump())
+    assert read.follow([s for s in steps if s.commit_ts > upto_ts], done_ts) == []
+    last = read.find("shop", "parts", done_ts)
     assert (last.id, last.physical_ids, last.update_ts) == (NEW_TABLE, (50, 51), 4)
-    assert [found.status_at(50, ts) for ts in (3_999, 4_000, done_ts)] == [IdStatus.COPY, IdStatus.LIVE, IdStatus.LIVE]
+    assert [read.status_at(50, ts) for ts in (3_999, 4_000, done_ts)] == [IdStatus.COPY, IdStatus.LIVE, IdStatus.LIVE]
     at_once = history()
     assert at_once.follow(steps, done_ts) == [event]
-    assert at_once.dump() == found.dump()
+    assert at_once.dump() == read.dump()
 
 
 def test_a_new_table_id_holds_from_the_switch_on_when_the_end_is_near() -> None:
-    found = history()
-    (event,) = found.follow(partitioning(6_000), 9_000)
+    read = history()
+    (event,) = read.follow(partitioning(6_000), 9_000)
     assert (event.commit_ts, event.finished_ts, event.table_id) == (4_000, 6_000, NEW_TABLE)
-    assert found.find("shop", "parts", 4_000).id == NEW_TABLE
-    assert found.find("shop", "parts", 9_000).id == NEW_TABLE
+    assert read.find("shop", "parts", 4_000).id == NEW_TABLE
+    assert read.find("shop", "parts", 9_000).id == NEW_TABLE
 
 
 def test_copies_of_a_ddl_that_was_rolled_back_stay_copies() -> None:
@@ -185,42 +185,42 @@ def test_copies_of_a_ddl_that_was_rolled_back_stay_copies() -> None:
         step(3_000, REORGANIZE, ROLLING_BACK, info((21, 22, 23), **run, ddl_state=3)),
         step(4_000, REORGANIZE, ROLLED_BACK, info((21, 22, 23))),
     ]
-    found = history()
-    assert found.follow(steps, 9_000) == []
-    assert ids_at(found, 9_000) == (21, 22, 23)
-    again = History.load(found.dump()).pruned(5_000)
-    assert {h.status_at(50, 9_000) for h in (found, again, History.load(again.dump()))} == {IdStatus.COPY}
+    read = history()
+    assert read.follow(steps, 9_000) == []
+    assert ids_at(read, 9_000) == (21, 22, 23)
+    again = History.load(read.dump()).pruned(5_000)
+    assert {h.status_at(50, 9_000) for h in (read, again, History.load(again.dump()))} == {IdStatus.COPY}
 
 
 def test_a_history_begun_after_the_switch_has_no_event_for_it() -> None:
     """The table of the snapshot has the new partition already, and rows in it that a TRUNCATE would take away."""
     steps = truncating()
     middle = orjson.loads(steps[2].definitions[0].info or b"")
-    found = history(middle, ts=4_500)
-    assert found.follow(steps[3:], 9_000) == []
-    assert ids_at(found, 4_500) == ids_at(found, 9_000) == (21, 50, 23)
+    read = history(middle, ts=4_500)
+    assert read.follow(steps[3:], 9_000) == []
+    assert ids_at(read, 4_500) == ids_at(read, 9_000) == (21, 50, 23)
     before = history(orjson.loads(steps[0].definitions[0].info or b""), ts=2_500)
     assert [e.commit_ts for e in before.follow(steps[1:], 9_000)] == [3_000]
     assert before.status_at(50, 2_500) is IdStatus.COPY
 
 
 def test_why_a_row_belongs_to_no_table() -> None:
-    found = history()
-    found.follow(truncating(), 9_000)
+    read = history()
+    read.follow(truncating(), 9_000)
     ids = {30: "system", DDL_JOB_TABLE_ID: "system", (1 << 48) - 500: "system", 25: "older", 51: "unnamed"}
-    for h in (found, History.load(found.dump())):
+    for h in (read, History.load(read.dump())):
         assert {i: str(h.status_at(i, 9_000)) for i in ids} == ids
-    pruned = found.pruned(8_000)
+    pruned = read.pruned(8_000)
     assert [str(pruned.status_at(i, 9_000)) for i in (30, 22, 50, 51)] == ["system", "older", "live", "unnamed"]
 
 
 def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> None:
-    found = history()
+    read = history()
     steps = truncating()[:3]
     late = 3_000 + HOLD + 1
-    found.follow([*steps], late)
+    read.follow([*steps], late)
     with pytest.raises(DecodeError, match="done row is missing"):
-        found.take(step(late + 1_000, TRUNCATE, SYNCED, None))
+        read.take(step(late + 1_000, TRUNCATE, SYNCED, None))
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_a_definition_that_cannot_be_read_is_an_error_that_names_it(text: bytes)
     with pytest.raises(DecodeError, match="of the meta range") as caught:
         history().follow([broken], 9_000)
     assert caught.value.facts["table_id"] == TABLE
-    found = history()
-    found.follow([replace(good, definitions=(replace(definition, info=text, db_id=1, table_id=77),))], 9_000)
-    assert found.resolved_ts == 9_000
-    assert found.status_at(77, 9_000) is IdStatus.SYSTEM
+    read = history()
+    read.follow([replace(good, definitions=(replace(definition, info=text, db_id=1, table_id=77),))], 9_000)
+    assert read.resolved_ts == 9_000
+    assert read.status_at(77, 9_000) is IdStatus.SYSTEM
 
 
 def as_another_table(each: Step, ms: int) -> Step:
@@ -286,14 +286,14 @@ def test_jobs_side_by_side_come_to_the_same_however_often_the_log_is_looked_at(s
     whole.follow(steps, end)
     assert whole.resolved_ts == end
     looks = sorted(rand.sample(range(S, end), 6) + [s.commit_ts + rand.choice([-1, 0]) for s in steps])
-    found = History(begin.snapshot, begin.job_table)
+    read = History(begin.snapshot, begin.job_table)
     for upto_ts in [*looks, end]:
-        known = found.resolved_ts
-        found.follow([s for s in steps if known < s.commit_ts <= upto_ts], upto_ts)
-        assert known <= found.resolved_ts <= max(upto_ts, known)
-        assert upto_ts - found.resolved_ts <= HOLD, "nothing is held for longer"
-        assert found.events(S, found.resolved_ts) == whole.events(S, found.resolved_ts)
-        assert found.snapshot(found.resolved_ts) == whole.snapshot(found.resolved_ts)
+        before_ts = read.resolved_ts
+        read.follow([s for s in steps if before_ts < s.commit_ts <= upto_ts], upto_ts)
+        assert before_ts <= read.resolved_ts <= max(upto_ts, before_ts)
+        assert upto_ts - read.resolved_ts <= HOLD, "nothing is held for longer"
+        assert read.events(S, read.resolved_ts) == whole.events(S, read.resolved_ts)
+        assert read.snapshot(read.resolved_ts) == whole.snapshot(read.resolved_ts)
         if rand.random() < 0.5:
-            found = History.load(found.dump())
-    assert found.dump() == whole.dump()
+            read = History.load(read.dump())
+    assert read.dump() == whole.dump()

@@ -82,11 +82,11 @@ def test_resolved_ts_and_topology_are_the_recorded_ones_at_every_tick() -> None:
                 + tuple(bytes.fromhex(r[n]) for n in ("start_key", "end_key"))
                 for r in tick["regions"]
             ]
-            found = [
+            regions = [
                 (r.region_id, r.version, r.store_id, r.range.start, r.range.end)
                 for r in subscriber.player.cluster.regions()
             ]
-            assert sorted(recorded) == sorted(found)
+            assert sorted(recorded) == sorted(regions)
     assert (ticks, held_ticks > 10, lists > 10) == (Capture(RECORDING).meta.ticks, True, True)
 
 
@@ -99,10 +99,10 @@ def test_a_subscriber_gets_every_committed_version_and_no_lossy_one() -> None:
         for e in events
         if "commit_ts" in e and int(e.get("txn_source", 0)) & 0xFF00
     }
-    got = {(k, c) for rows in subscriber.rows for k, c in zip(rows.key, rows.commit_ts, strict=True) if c}
-    assert got == expected
+    received = {(k, c) for rows in subscriber.rows for k, c in zip(rows.key, rows.commit_ts, strict=True) if c}
+    assert received == expected
     assert lossy
-    assert not got & lossy
+    assert not received & lossy
 
 
 def test_last_promise_is_the_last_tick() -> None:

@@ -90,7 +90,7 @@ def test_what_is_above_the_last_complete_page_may_still_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "found"),
+    ("pages", "counts"),
     [
         ([(rows((b"a", 10, b"1")), 30, False)], {"lost": 2}),
         ([(rows((b"a", 10, b"1"), (b"a", 10, b"1")), 15, False)], {"repeated": 1}),
@@ -102,8 +102,8 @@ def test_what_is_above_the_last_complete_page_may_still_come() -> None:
         ([(rows((b"a", 20, None), (b"b", 20, b"2"), (b"a", 10, b"1")), 30, False)], {"disorder": 1}),
     ],
 )
-def test_what_is_wrong_is_found(pages: list[tuple[pa.Table, int, bool]], found: dict[str, int]) -> None:
-    assert judged(*pages) == found
+def test_what_is_wrong_is_found(pages: list[tuple[pa.Table, int, bool]], counts: dict[str, int]) -> None:
+    assert judged(*pages) == counts
 
 
 @pytest.mark.parametrize("before", [{}, {(b"a", 20): b"0"}, {(b"a", 20): b""}])

@@ -69,18 +69,18 @@ def test_old_and_new_partitions_hold_the_same_rows_where_a_reorganisation_switch
                 if part.get("ddl_state") != SchemaState.DELETE_REORGANIZATION or not part["adding_definitions"]:
                     continue
                 old = before.tables[table_id][1]
-                found = [_rows(workload, readable(each), version.commit_ts) for each in (old, info)]
-                assert found[0] == found[1]
-                rows += len(found[0])
+                versions = [_rows(workload, readable(each), version.commit_ts) for each in (old, info)]
+                assert versions[0] == versions[1]
+                rows += len(versions[0])
     assert rows > 100
 
 
 def _rows(workload: Workload, ids: list[int], ts: int) -> dict[object, object]:
-    found: dict[object, object] = {}
+    values: dict[object, object] = {}
     for physical_id in ids:
         for key, value in workload._cluster.snapshot(record_range(physical_id), ts):
-            found[parse_key(key).handle] = value  # type: ignore[union-attr]
-    return found
+            values[parse_key(key).handle] = value  # type: ignore[union-attr]
+    return values
 
 
 def test_sessions_of_two_versions_copies_and_rollbacks_all_happen(runs: list[Workload]) -> None:

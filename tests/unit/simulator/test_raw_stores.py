@@ -59,14 +59,14 @@ class Stores:
 def lines(name: str) -> Iterator[dict[str, Any]]:
     with (RECORDED / name).open("rb") as file:
         for line in zstandard.ZstdDecompressor().stream_reader(file).read().splitlines():
-            found = json.loads(line)
-            if found["dir"] == "kv" and "/Raw" in found["method"]:
-                yield found
+            entry = json.loads(line)
+            if entry["dir"] == "kv" and "/Raw" in entry["method"]:
+                yield entry
 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_answers_of_each_api_version(server: str) -> None:
-    stores, asked = Stores(SERVERS[server]), 0
+    stores, requests = Stores(SERVERS[server]), 0
     for line in lines(f"matrix/matrix_{server}.ndjson.zst"):
         name, request = line["method"].rpartition("/")[2], bytes.fromhex(line["req_hex"])
         if name == CAS:
@@ -75,8 +75,8 @@ def test_answers_of_each_api_version(server: str) -> None:
                 stores.put(pair[2], pair[3])
             continue
         assert stores.ask(name, request).hex() == line["resp_hex"], line["label"]
-        asked += 1
-    assert asked > 40
+        requests += 1
+    assert requests > 40
 
 
 def test_scans_and_checksums_of_a_recorded_state() -> None:
@@ -87,15 +87,15 @@ def test_scans_and_checksums_of_a_recorded_state() -> None:
     stores, pairs = Stores(Api.V2), 0
     for line in scans:
         for _, pair in fields(bytes.fromhex(line["resp_hex"]), {2: BYTES}):
-            found = merged(pair, {2: BYTES, 3: BYTES})
-            stores.put(found[2], found.get(3, b""))
+            parts = merged(pair, {2: BYTES, 3: BYTES})
+            stores.put(parts[2], parts.get(3, b""))
             pairs += 1
     assert pairs > 700
     for line in scans:  # a region ended the recorded ones
         last = [merged(pair, {2: BYTES})[2] for _, pair in fields(bytes.fromhex(line["resp_hex"]), {2: BYTES})]
-        asked = wire.RawScanRequest.FromString(bytes.fromhex(line["req_hex"]))
-        asked.limit = min(asked.limit, len(last))
-        assert stores.ask("RawScan", asked.SerializeToString()).hex() == line["resp_hex"]
+        request = wire.RawScanRequest.FromString(bytes.fromhex(line["req_hex"]))
+        request.limit = min(request.limit, len(last))
+        assert stores.ask("RawScan", request.SerializeToString()).hex() == line["resp_hex"]
     for line in checksums:
         assert stores.ask("RawChecksum", bytes.fromhex(line["req_hex"])).hex() == line["resp_hex"]
     assert checksums

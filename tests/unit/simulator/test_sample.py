@@ -83,8 +83,8 @@ def test_two_hours_of_the_shop_hang_together_and_orders_only_go_forward() -> Non
 def versions(cluster: Cluster, above_ts: int) -> dict[bytes, list[Any]]:
     """All that a pusher may be sent above a timestamp."""
     keys = [key for region in cluster.regions() for key in keys_of(cluster, region.range)]
-    found = {key: [v for v in cluster.versions(key) if v.commit_ts > above_ts] for key in keys}
-    return {key: each for key, each in found.items() if each}
+    by_key = {key: [v for v in cluster.versions(key) if v.commit_ts > above_ts] for key in keys}
+    return {key: each for key, each in by_key.items() if each}
 
 
 def keys_of(cluster: Cluster, within: KeyRange) -> list[bytes]:

@@ -96,7 +96,7 @@ def put(start_ts: int, commit_ts: int, value: bytes = b"v", txn_source: int = 0)
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind"),
+    ("wrong", "kind"),
     [
         ({"cluster_id": 5}, RegionErrorKind.CLUSTER_ID_MISMATCH),
         ({"cluster_id": 5, "kv_api": 1}, RegionErrorKind.CLUSTER_ID_MISMATCH),
@@ -108,9 +108,9 @@ def put(start_ts: int, commit_ts: int, value: bytes = b"v", txn_source: int = 0)
         ({"store": 2}, RegionErrorKind.NOT_LEADER),
     ],
 )
-def test_what_does_not_fit_is_refused(asked: dict[str, int], kind: RegionErrorKind) -> None:
+def test_what_does_not_fit_is_refused(wrong: dict[str, int], kind: RegionErrorKind) -> None:
     rig = Rig()
-    (event,) = rig.ask(**{"region_id": 1, **asked})
+    (event,) = rig.ask(**{"region_id": 1, **wrong})
     assert errors([event]) == [kind]
     assert event.request_id == 1
     assert len(rig.feed) == 0

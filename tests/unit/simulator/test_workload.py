@@ -297,7 +297,7 @@ def history_of(workload: Workload) -> History:
     jobs = list(read_jobs(rows, pushed.job_table, 0, TS_MAX))
     handles = [parse_key(r.key).handle for r in workload.committed if r.op is Op.PUT and is_job_row(r)]  # type: ignore[union-attr]
     assert [job.id for job in jobs] == handles
-    definitions = [found for found in read_meta(rows, 0, TS_MAX) if isinstance(found, Definition)]
+    definitions = [meta for meta in read_meta(rows, 0, TS_MAX) if isinstance(meta, Definition)]
     for step in steps_of(jobs, definitions):
         history.take(step)
     assert history.disagreements == ()
@@ -331,11 +331,11 @@ def test_every_row_decodes_with_the_schema_just_before_its_commit(profile: Profi
             by_version[table].append(row)
     assert len(by_version) > 3
     for table, rows in by_version.items():
-        found = decode(row_layout(table), pa.array([r.key for r in rows]), pa.array([r.value for r in rows]))
-        assert found.errors == ()
-        assert found.batch.column("id").to_pylist() == [parse_key(r.key).handle for r in rows]  # type: ignore[union-attr]
-        if "note" in found.batch.schema.names:
-            for note, row in zip(found.batch.column("note").to_pylist(), rows, strict=True):
+        decoded = decode(row_layout(table), pa.array([r.key for r in rows]), pa.array([r.value for r in rows]))
+        assert decoded.errors == ()
+        assert decoded.batch.column("id").to_pylist() == [parse_key(r.key).handle for r in rows]  # type: ignore[union-attr]
+        if "note" in decoded.batch.schema.names:
+            for note, row in zip(decoded.batch.column("note").to_pylist(), rows, strict=True):
                 assert note.encode() in row.value  # type: ignore[operator]
     assert formats >= {128, 8, None}
 
@@ -344,12 +344,12 @@ def test_the_schema_that_the_jobs_make_is_the_one_upstream() -> None:
     for seed in range(20):
         workload, _, _ = run(seed, DDL, 800)
         history, now = history_of(workload), workload._schema.snapshot(0)
-        found = history.snapshot(history.resolved_ts)
+        snapshot = history.snapshot(history.resolved_ts)
         expected = parse_pushed(now).snapshot
-        assert set(found.databases) == set(expected.databases)
-        assert {t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in found.tables.values()} == {
-            t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in expected.tables.values()
-        }
+        assert set(snapshot.databases) == set(expected.databases)
+        assert {
+            t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in snapshot.tables.values()
+        } == {t.id: (t.db, t.name, t.physical_ids, [c.name for c in t.columns]) for t in expected.tables.values()}
 
 
 def test_regions_tile_the_key_space_whatever_happens() -> None:
@@ -363,16 +363,16 @@ def test_regions_tile_the_key_space_whatever_happens() -> None:
 
 def test_a_row_is_written_again_after_a_ddl_of_another_table() -> None:
     """A transaction that is pipelined may do so: it finds the columns of a row that nobody has looked for since."""
-    made, _ = new(1, DEFAULT)
-    key, table_id = made._txns.places(rows=HANDLES)[-1]
-    columns = made._txns._columns(key)
-    made._schema.version += 1
-    assert key not in dict(made._txns.places())
-    assert made._txns._columns(key) == columns == made._schema.tables[table_id][1]["cols"]
+    workload, _ = new(1, DEFAULT)
+    key, table_id = workload._txns.places(rows=HANDLES)[-1]
+    columns = workload._txns._columns(key)
+    workload._schema.version += 1
+    assert key not in dict(workload._txns.places())
+    assert workload._txns._columns(key) == columns == workload._schema.tables[table_id][1]["cols"]
 
 
 def test_keys_are_written_once_a_transaction_where_tables_have_more_rows_than_a_partition_holds() -> None:
     for seed in range(8):
-        made, _, _ = run(seed, replace(DDL, rows=2 * HANDLES), 150)
-        keys = [key for key, _ in made._txns.places()]
+        workload, _, _ = run(seed, replace(DDL, rows=2 * HANDLES), 150)
+        keys = [key for key, _ in workload._txns.places()]
         assert len(keys) == len(set(keys))

@@ -73,8 +73,8 @@ NEVER_READY: dict[str, Any] = {"subscription": 4, "open_ts": 5, "ready_ts": 0}
     ],
 )
 def test_the_rules_in_their_order(candidates: list[Candidate], commit_value: bytes | None, won: bytes | None) -> None:
-    found = choose(candidates, PUT, commit_value)
-    assert (None if found is None else found.value) == won
+    choice = choose(candidates, PUT, commit_value)
+    assert (None if choice is None else choice.value) == won
 
 
 def test_a_prewrite_with_another_op_than_the_commit_cannot_be_the_one() -> None:

@@ -21,7 +21,7 @@ WRITING = (2, 3, MANY_TASKS - 2, MANY_TASKS - 1)  #: all tasks of their tenants
 
 def runner(task_id: int, *, ready: bool = True) -> TaskRunner:
     inbox = SimpleNamespace(count=int(ready))
-    made = SimpleNamespace(
+    stub = SimpleNamespace(
         task_id=task_id,
         row=SimpleNamespace(tenant=Tenant(1, task_id // 2)),
         more=False,
@@ -29,16 +29,16 @@ def runner(task_id: int, *, ready: bool = True) -> TaskRunner:
         gets_rows=task_id in ROWS,
         publication=f"of {task_id}",
     )
-    return cast(TaskRunner, made)
+    return cast(TaskRunner, stub)
 
 
 def took(schedule: FairSchedule, clock: ManualClock, runners: Mapping[int, TaskRunner], each_s: float) -> list[int]:
     """The tasks of a turn, each of which takes so long."""
-    found = []
+    taken_ids = []
     for one in schedule.tasks(runners):
-        found.append(one.task_id)
+        taken_ids.append(one.task_id)
         clock.advance(each_s)
-    return found
+    return taken_ids
 
 
 def test_few_tasks_take_in_their_order_however_long_it_takes() -> None:
@@ -90,11 +90,11 @@ def test_tenants_with_rows_are_written_every_round_and_idle_ones_for_a_bounded_t
     by_tenant = {tenant: [runner(tenant.tenant_id)] for tenant in tenants}
 
     def written() -> list[list[Tenant]]:
-        found = []
+        groups = []
         for group in schedule.groups(by_tenant, publisher, everything=whole):
-            found.append(list(group))
+            groups.append(list(group))
             clock.advance(IDLE_S * 0.9)
-        return found
+        return groups
 
     alone = [[tenants[70]], [tenants[-1]]]
     quiet = [tenant for tenant in tenants if [tenant] not in alone]

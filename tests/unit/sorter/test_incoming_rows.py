@@ -28,9 +28,9 @@ def file(*rows: Row) -> File:
 
 def frame(batch: FeedBatch, range_: KeyRange = KeyRange(), first_row_no: int = 0) -> pl.DataFrame:  # noqa: B008 - frozen
     """All rows of a batch as if they were prewrites."""
-    found = IncomingRows(batch, range_, first_row_no)
+    arrivals = IncomingRows(batch, range_, first_row_no)
     names = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
-    run = found.run(np.arange(len(found)), names)
+    run = arrivals.run(np.arange(len(arrivals)), names)
     return frame_of(run, run.living(), OPEN)
 
 
@@ -42,11 +42,11 @@ def test_each_row_knows_its_subscription_its_file_and_its_number() -> None:
             Row(kind=P, key=b"c", start_ts=3, value=b"v", subscription=2),
         )
     )
-    found = frame(batch, first_row_no=40)
-    assert found["region_id"].to_list() == [1, 3, 3]
-    assert found["checkpoint_ts"].to_list() == [10, 30, 30]
-    assert found["row_no"].to_list() == [40, 41, 42]
-    assert found.select("store_id", "incarnation", "seq", "cut_ts").unique().row(0) == (4, 5, 6, 99)
+    rows = frame(batch, first_row_no=40)
+    assert rows["region_id"].to_list() == [1, 3, 3]
+    assert rows["checkpoint_ts"].to_list() == [10, 30, 30]
+    assert rows["row_no"].to_list() == [40, 41, 42]
+    assert rows.select("store_id", "incarnation", "seq", "cut_ts").unique().row(0) == (4, 5, 6, 99)
 
 
 def test_values_are_brought_into_one_form() -> None:
@@ -59,9 +59,9 @@ def test_values_are_brought_into_one_form() -> None:
     ]
     batch = feed_batch(file(*rows))
     assert frame(batch)["value"].to_list() == [b"", None, b"", b"v", None]
-    found = IncomingRows(batch, KeyRange(), 0)
-    at = found.of_kind(RowKind.COMMIT)
-    commits = found.run(at, ("start_ts", "commit_ts", "op", "flags", "origin"), asked=np.zeros(len(at), np.bool_))
+    arrivals = IncomingRows(batch, KeyRange(), 0)
+    at = arrivals.of_kind(RowKind.COMMIT)
+    commits = arrivals.run(at, ("start_ts", "commit_ts", "op", "flags", "origin"), asked=np.zeros(len(at), np.bool_))
     assert frame_of(commits, commits.living(), COMMITS)["value"].to_list() == [None, b"v"]
 
 

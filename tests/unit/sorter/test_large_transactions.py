@@ -71,11 +71,11 @@ class Task:
         """(key, value) of all rows that are due, in the order of the log."""
         w = self.core.pending()
         assert w is not None
-        found = []
+        pairs = []
         for piece in self.core.take(w).pieces():
             assert all(piece.column(name).nbytes <= ARRAY_BYTES for name in ("key", "value", "old_value"))
-            found += list(zip(piece.column("key").to_pylist(), piece.column("value").to_pylist(), strict=True))
-        return found
+            pairs += list(zip(piece.column("key").to_pylist(), piece.column("value").to_pylist(), strict=True))
+        return pairs
 
 
 def prewrites(value: bytes) -> list[Row]:

@@ -23,10 +23,10 @@ from tistream.ids import Position
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    made.assign("s1")
-    yield made
-    made.stop()
+    new_bench = Bench(tmp_path)
+    new_bench.assign("s1")
+    yield new_bench
+    new_bench.stop()
 
 
 def take(task: TaskRunner, *seqs: int) -> None:

@@ -46,13 +46,13 @@ def collected(*states: TaskState, ends: dict[Tenant, int] | None = None) -> dict
 
 
 def test_tasks_are_summed_and_a_tenant_is_as_far_as_its_slowest_task() -> None:
-    found = collected(
+    gauges = collected(
         ONE,
         replace(ONE, task_id=2, watermark=at(3000), open_rows=2),
         replace(ONE, task_id=3, tenant=Tenant(1, 2), watermark=None, durable_ts=at(7000), watermark_gaps=1),
     )
-    assert found["tistream_resolved_ts_lag_seconds"] == {("1", "2"): 7.0, ("1", "1"): 3.0}
-    sums = {name.removeprefix("tistream_sorter_"): values[()] for name, values in found.items() if () in values}
+    assert gauges["tistream_resolved_ts_lag_seconds"] == {("1", "2"): 7.0, ("1", "1"): 3.0}
+    sums = {name.removeprefix("tistream_sorter_"): values[()] for name, values in gauges.items() if () in values}
     assert sums == {
         "tasks": 3,
         "open_rows": 4,
@@ -70,8 +70,8 @@ def test_the_lag_counts_from_durable_ts_when_the_watermark_is_lower_after_a_star
 
 def test_a_tenant_whose_stream_ends_lags_up_to_its_end() -> None:
     ends = {ONE.tenant: at(1500), Tenant(1, 2): at(7000)}
-    found = collected(ONE, replace(ONE, task_id=2, tenant=Tenant(1, 2), watermark=at(7000)), ends=ends)
-    assert found["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 0.5, ("1", "2"): 0.0}, "the stream ended 1.5 s ago"
+    sums = collected(ONE, replace(ONE, task_id=2, tenant=Tenant(1, 2), watermark=at(7000)), ends=ends)
+    assert sums["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 0.5, ("1", "2"): 0.0}, "the stream ended 1.5 s ago"
 
 
 def test_only_the_tenants_that_lag_most_are_shown() -> None:

@@ -21,11 +21,11 @@ class Rows:
         self.asked: list[int] = []
         self.disk_full = False
 
-    def evict(self, disk: Disk, wanted: int) -> int:
-        self.asked.append(wanted)
+    def evict(self, disk: Disk, bytes_wanted: int) -> int:
+        self.asked.append(bytes_wanted)
         if self.disk_full:
             raise StoreUnavailable("the disk takes no rows")
-        moved = min(wanted, self.held - self.fixed)
+        moved = min(bytes_wanted, self.held - self.fixed)
         self.held -= moved
         return moved
 

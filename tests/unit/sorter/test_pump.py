@@ -38,21 +38,21 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.pump.stop()
+    new_world = World()
+    yield new_world
+    new_world.pump.stop()
 
 
 def take(inbox: Inbox, count: int) -> list[int]:
-    found: list[int] = []
-    eventually(lambda: _take(inbox, found) >= count)
-    return found
+    seqs: list[int] = []
+    eventually(lambda: _take(inbox, seqs) >= count)
+    return seqs
 
 
-def _take(inbox: Inbox, found: list[int]) -> int:
+def _take(inbox: Inbox, seqs: list[int]) -> int:
     while (batch := inbox.take()) is not None:
-        found.append(batch.seq)
-    return len(found)
+        seqs.append(batch.seq)
+    return len(seqs)
 
 
 def test_many_are_moved_in_order(world: World) -> None:

@@ -34,7 +34,7 @@ def file(seq: int, *rows: Row, upto: int, open_ts: int) -> FeedBatch:
 def give(core: TaskCore, batch: FeedBatch) -> int:
     """What a dispatcher cuts of a file for the task; how many new subscriptions the task asks for."""
     part = route(directory(batch.rows, batch.regions), core.range)
-    asked = core.handle(
+    effects = core.handle(
         FeedBatch(
             store_id=batch.store_id,
             incarnation=batch.incarnation,
@@ -45,8 +45,8 @@ def give(core: TaskCore, batch: FeedBatch) -> int:
         )
     )
     while core.settling:
-        asked += core.settle()
-    return len(asked)
+        effects += core.settle()
+    return len(effects)
 
 
 def put_together(files: Sequence[FeedBatch]) -> TaskCore:
@@ -95,6 +95,6 @@ def test_a_task_that_was_two_decides_as_one_that_never_was(first: list[Row], sec
     files = [file(1, *first, upto=14, open_ts=5), file(2, *second, upto=14, open_ts=40)]
     core = put_together(files)
     commits = [Row(kind=C, key=key, start_ts=15, commit_ts=70) for key in (b"a", b"x")]
-    asked = give(core, file(3, *commits, upto=90, open_ts=40))
-    assert (asked, core.pending()) == (0, 90)
+    effects = give(core, file(3, *commits, upto=90, open_ts=40))
+    assert (effects, core.pending()) == (0, 90)
     assert [(row.key, row.value) for row in served(core.take(90).table())] == [(b"a", b"1"), (b"x", value)]

@@ -20,8 +20,8 @@ def run_of(keys: list[bytes], ts: list[int], *, young: bool = False, value: byte
     return Run(RowRefs.whole(segment), {"ts": np.array(ts, np.uint64)}, young=segment if young else None)
 
 
-def keys_of(found: Run) -> list[bytes]:
-    keys: list[bytes] = found.refs.take(found.living()).column("key").to_pylist()
+def keys_of(one: Run) -> list[bytes]:
+    keys: list[bytes] = one.refs.take(one.living()).column("key").to_pylist()
     return keys
 
 
@@ -32,8 +32,8 @@ def test_a_row_is_found_by_its_whole_key_and_timestamp(bits: int, monkeypatch: p
     held = run_of(keys, [7] * 40)
     for n in range(40):
         for key, ts, expected in ((keys[n], 7, [n]), (keys[n], 8, []), (keys[n] + b"x", 7, [])):
-            wanted = run_of([key], [ts])
-            assert held.find(wanted.lookup_keys(np.arange(1), "ts"), "ts")[1].tolist() == expected
+            sought = run_of([key], [ts])
+            assert held.find(sought.lookup_keys(np.arange(1), "ts"), "ts")[1].tolist() == expected
     held.kill(np.array([5, 5, 6]))
     assert held.live == 38
     assert held.find(held.lookup_keys(np.array([5, 6, 7]), "ts"), "ts")[1].tolist() == [7]
@@ -91,8 +91,8 @@ def test_rows_behind_a_stalled_slice_are_not_read() -> None:
     held = run_of([b"a", b"b", b"x", b"y"], [20, 40, 20, 40])
 
     def look() -> list[bytes]:
-        found = reached(held, Thresholds(held.ts("ts"), 20), watermarks, strictly=False)
-        return sorted(held.refs.take(found).column("key").to_pylist())
+        places = reached(held, Thresholds(held.ts("ts"), 20), watermarks, strictly=False)
+        return sorted(held.refs.take(places).column("key").to_pylist())
 
     lift(19, 19)
     assert look() == []
@@ -100,12 +100,12 @@ def test_rows_behind_a_stalled_slice_are_not_read() -> None:
     lift(30, 19)
     assert look() == [b"a"]
     held.kill(np.array([0]))
-    known = held.reach
+    before = held.reach
     lift(39, 19)
     assert look() == []
     assert isinstance(held.reach, Reach)
-    assert isinstance(known, Reach)
-    assert held.reach.rows is known.rows, "the rows were grouped again"
+    assert isinstance(before, Reach)
+    assert held.reach.rows is before.rows, "the rows were grouped again"
     lift(40, 20)
     assert look() == [b"b", b"x"]
     assert look() == [b"b", b"x"], "rows are reported until they leave"

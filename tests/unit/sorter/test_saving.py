@@ -52,8 +52,8 @@ class Task:
         self.core.restore(state, state.positions)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = tables_of(self.core.snapshot(), self.files.bucket.read)[kind].to_pylist()
-        return found
+        saved: list[dict[str, Any]] = tables_of(self.core.snapshot(), self.files.bucket.read)[kind].to_pylist()
+        return saved
 
     def open(self) -> list[bytes]:
         return [row["key"] for row in self.rows("open")]
@@ -346,15 +346,15 @@ def test_columns_of_one_value_are_facts() -> None:
     task.files.save(task.core)
     state = task.files.load()
     assert state is not None
-    found = state.open[0].run
-    assert isinstance(found, SavedRun)
-    loaded(partial(require, [found]), task.files.bucket.read)
-    group = found.saved[0].group
+    saved_run = state.open[0].run
+    assert isinstance(saved_run, SavedRun)
+    loaded(partial(require, [saved_run]), task.files.bucket.read)
+    group = saved_run.saved[0].group
     assert group.same["start_ts"] == ("uint64", 20)
     assert group.spans == {"start_ts": (20, 20)}
     assert group.keys == (b"000000", b"000004")
     assert set(group.parts) <= set(run.PARTS)
-    assert found.numbers["start_ts"].tolist() == [20] * 5
+    assert saved_run.numbers["start_ts"].tolist() == [20] * 5
 
 
 @pytest.mark.parametrize("with_old", ["first", "last"])
@@ -363,15 +363,15 @@ def test_a_group_of_two_segments_keeps_what_only_one_of_them_has(
 ) -> None:
     """A group that is as large as a segment may be takes two of them; its inserts lie in one, its updates in the
     other."""
-    put, got = saved_in_two_segments(with_old, monkeypatch)
-    assert got == put
-    assert got[-1 if with_old == "last" else 0][2] is not None
+    put, restored = saved_in_two_segments(with_old, monkeypatch)
+    assert restored == put
+    assert restored[-1 if with_old == "last" else 0][2] is not None
 
 
 def test_a_group_with_the_columns_of_its_first_segment_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "_has", lambda run, name: name in run.refs.segments[0].columns)
-    put, got = saved_in_two_segments("last", monkeypatch)
-    assert got != put
+    put, restored = saved_in_two_segments("last", monkeypatch)
+    assert restored != put
 
 
 Image = tuple[bytes, bytes | None, bytes | None]
@@ -393,5 +393,5 @@ def saved_in_two_segments(with_old: str, monkeypatch: pytest.MonkeyPatch) -> tup
     task.files.save(task.core)
     task.restart()
     task.take(upto=900)
-    got = served(task.core.take(900).table())
-    return [(r.key, r.value, r.old_value) for r in rows], [(r.key, r.value, r.old_value) for r in got]
+    restored = served(task.core.take(900).table())
+    return [(r.key, r.value, r.old_value) for r in rows], [(r.key, r.value, r.old_value) for r in restored]

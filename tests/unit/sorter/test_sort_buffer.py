@@ -81,8 +81,8 @@ def test_the_bytes_that_are_due_are_those_of_the_living_rows_up_to_there() -> No
     buffer.add(ready((b"cc", 3, 15), (b"d", 4, 40), value=b"x" * 99))
     row, long = 1 + 9, 1 + 99
     for _ in range(2):
-        found = [buffer.bytes_due(w) for w in (9, 10, 15, 39, 40)]
-        assert found == [0, row, row + long + 1, 2 * row + long + 1, 2 * row + 2 * long + 1]
+        due = [buffer.bytes_due(w) for w in (9, 10, 15, 39, 40)]
+        assert due == [0, row, row + long + 1, 2 * row + long + 1, 2 * row + 2 * long + 1]
     buffer.flushed(15)
     assert [buffer.bytes_due(w) for w in (19, 20, 40)] == [0, row, row + long]
 
@@ -138,8 +138,8 @@ def test_tables_and_timestamps_too_far_apart_for_one_number_are_still_in_order()
     rows = [(table_prefix(t) + b"_r%d" % i, 1, ts) for t in (9, 10, 3) for i, ts in enumerate([1, 1 << 63, 5, 5])]
     buffer = SortBuffer()
     buffer.add(ready(*rows))
-    found = taken(buffer, (1 << 64) - 1)
-    assert found == sorted((int.from_bytes(k[2:9], "big"), ts, start, k) for k, start, ts in rows)
+    ordered = taken(buffer, (1 << 64) - 1)
+    assert ordered == sorted((int.from_bytes(k[2:9], "big"), ts, start, k) for k, start, ts in rows)
 
 
 def test_output_beyond_one_arrow_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,14 @@ class Task:
 
     def file(self, store_id: int, seq: int, *marks: Mark, rows: tuple[Row, ...] = (), incarnation: int = 1) -> None:
         cut_ts = max(m.resolved_ts for m in marks) + 12
-        made = File(store_id=store_id, incarnation=incarnation, seq=seq, cut_ts=cut_ts, rows=rows, marks=marks)
-        self.core.handle(feed_batch(made))
+        new_file = File(store_id=store_id, incarnation=incarnation, seq=seq, cut_ts=cut_ts, rows=rows, marks=marks)
+        self.core.handle(feed_batch(new_file))
 
-    def shown(self, after_s: float = STALLED_AFTER_S, *, heard: bool = True) -> list[str]:
+    def shown(self, after_s: float = STALLED_AFTER_S, *, responded: bool = True) -> list[str]:
         """What is shown when nothing has moved for so long, though some store is `heard`."""
         self.standing.look({1: self.core}, self.now_s)
         self.now_s += after_s / 2
-        if heard:
+        if responded:
             self.others += 1
             self.core.handle(feed_batch(File(store_id=9, incarnation=1, seq=self.others, cut_ts=99, rows=(), marks=())))
         self.standing.look({1: self.core}, self.now_s)
@@ -61,9 +61,9 @@ def test_a_watermark_that_moves_is_no_problem(task: Task) -> None:
 
 def test_a_task_to_which_nothing_comes_is_no_problem(task: Task) -> None:
     task.file(1, 1, LEFT)
-    assert task.shown(heard=False) == []
+    assert task.shown(responded=False) == []
     assert len(task.shown()) == 1
-    assert task.shown(heard=False) == []
+    assert task.shown(responded=False) == []
 
 
 def test_a_watermark_gap_is_named_with_its_range(task: Task) -> None:

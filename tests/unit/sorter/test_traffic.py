@@ -136,21 +136,21 @@ def test_rates_open_rows_and_held_bytes_are_reported_busiest_first() -> None:
 
 def test_only_stalled_watermarks_are_explained_and_not_in_every_report() -> None:
     moves, stands, reporter = Task(1), Task(2), Reporter()
-    asked: list[int] = []
+    explained: list[int] = []
     explain = stands.core.explain
 
     def counted(range_: KeyRange | None = None) -> list[Stuck]:
-        asked.append(1)
+        explained.append(1)
         return explain(range_)
 
     stands.core.explain = counted  # type: ignore[method-assign]
     for second in range(int(EXPLAIN_EVERY_S) * 2):
         report = reporter.look([moves, stands], {1: 1.0, 2: EXPLAIN_AFTER_S}, [], float(second))
-    told = {task.task_id: task.stuck for task in report.tasks}
-    assert told[1] == ()
-    assert 0 < len(told[2]) <= STUCK_MAX
-    assert told[2][0].watermark is None
-    assert len(asked) == 2
+    stuck = {task.task_id: task.stuck for task in report.tasks}
+    assert stuck[1] == ()
+    assert 0 < len(stuck[2]) <= STUCK_MAX
+    assert stuck[2][0].watermark is None
+    assert len(explained) == 2
     report = reporter.look([moves, stands], {1: 1.0, 2: 0.0}, [], 100.0)
     assert all(task.stuck == () for task in report.tasks)
 
@@ -160,9 +160,9 @@ def test_the_open_transaction_is_reported_beside_very_many_regions() -> None:
     silent = [Stuck(range=KeyRange(), w=5, region_id=n, reason="silent") for n in range(1, 2 * STUCK_MAX)]
     locked = Stuck(range=KeyRange(b"k", b"k\0"), w=5, start_ts=5, reason="open")
     stands.core.explain = lambda range_=None: [*silent, locked]  # type: ignore[method-assign]
-    (told,) = Reporter().look([stands], {1: EXPLAIN_AFTER_S}, [], 0.0).tasks
-    assert [s.region_id for s in told.stuck] == [*range(1, STUCK_MAX), 0]
-    assert (told.stuck[-1].start_key, told.stuck[-1].start_ts) == (b"k", 5)
+    (task,) = Reporter().look([stands], {1: EXPLAIN_AFTER_S}, [], 0.0).tasks
+    assert [s.region_id for s in task.stuck] == [*range(1, STUCK_MAX), 0]
+    assert (task.stuck[-1].start_key, task.stuck[-1].start_ts) == (b"k", 5)
 
 
 def test_of_very_many_tasks_the_busiest_are_reported() -> None:

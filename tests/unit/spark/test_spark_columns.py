@@ -42,9 +42,9 @@ def page(commit_ts: int, **columns: pa.Array) -> pa.Table:
     return pa.Table.from_arrays([*own, *columns.values(), pa.nulls(1, schema.field("_old").type)], schema=schema)
 
 
-def conform(query: pa.Schema, found: pa.Table, schema_ts: int | None = T) -> pa.RecordBatch:
+def conform(query: pa.Schema, table: pa.Table, schema_ts: int | None = T) -> pa.RecordBatch:
     schema = spark_schema(query)
-    (batch,) = Conform(schema, schema_ts).batches(found)
+    (batch,) = Conform(schema, schema_ts).batches(table)
     assert batch.schema.equals(arrow_schema(schema)), "as Spark compares it"
     return batch
 
@@ -61,12 +61,12 @@ def test_every_native_type_has_one_in_spark() -> None:
         "st": (pa.list_(pa.string()), st.ArrayType(st.StringType())),
         "vec": (pa.list_(pa.float32()), st.ArrayType(st.FloatType())),
     }  # fmt: skip
-    found = spark_schema(schema_of(*((name, arrow) for name, (arrow, _) in columns.items())))
-    assert {name: found[name].dataType for name in columns} == {name: spark for name, (_, spark) in columns.items()}
-    assert [field.simpleString().split(":")[1] for field in found.fields[:5]] == [
+    schema = spark_schema(schema_of(*((name, arrow) for name, (arrow, _) in columns.items())))
+    assert {name: schema[name].dataType for name in columns} == {name: spark for name, (_, spark) in columns.items()}
+    assert [field.simpleString().split(":")[1] for field in schema.fields[:5]] == [
         "string", "bigint", "bigint", "binary", "bigint",
     ]  # fmt: skip
-    old = found["_old"].dataType
+    old = schema["_old"].dataType
     assert isinstance(old, st.StructType)
     assert old.fieldNames() == list(columns)
 
@@ -112,11 +112,11 @@ def test_a_column_of_the_same_name_is_another_one_by_its_id() -> None:
 
 
 def test_a_column_that_was_added_later_ends_the_query() -> None:
-    query, found = schema_of(("id", pa.int64())), page(T + 1, id=pa.array([1]))
-    found = found.replace_schema_metadata({NEWER: b'["new"]'})
+    query, table = schema_of(("id", pa.int64())), page(T + 1, id=pa.array([1]))
+    table = table.replace_schema_metadata({NEWER: b'["new"]'})
     with pytest.raises(InvalidInput, match="got the column new since this query began"):
-        conform(query, found)
-    assert conform(query, found, schema_ts=None).num_rows == 1, "given by the user"
+        conform(query, table)
+    assert conform(query, table, schema_ts=None).num_rows == 1, "given by the user"
 
 
 D = decimal.Decimal
@@ -149,16 +149,16 @@ ASKED: list[st.DataType] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=[each.simpleString() for each in ASKED])
-def test_a_type_that_the_user_chose_shows_the_value_or_is_refused(asked: st.DataType) -> None:
+@pytest.mark.parametrize("chosen", ASKED, ids=[each.simpleString() for each in ASKED])
+def test_a_type_that_the_user_chose_shows_the_value_or_is_refused(chosen: st.DataType) -> None:
     for type_, values in {**NUMBERS, **OTHERS}.items():
         for value in values:
-            found = page(T, c=pa.array([value], type_))
+            table = page(T, c=pa.array([value], type_))
             try:
-                schema = like(st.StructType([st.StructField("C", asked)]), found.schema)
-                (shown,) = next(Conform(schema, None).batches(found)).column(0).to_pylist()
+                schema = like(st.StructType([st.StructField("C", chosen)]), table.schema)
+                (shown,) = next(Conform(schema, None).batches(table)).column(0).to_pylist()
             except InvalidInput:
-                assert arrow_schema(st.StructType([st.StructField("c", asked)])).field(0).type != type_
+                assert arrow_schema(st.StructType([st.StructField("c", chosen)])).field(0).type != type_
                 continue
             if isinstance(shown, str) and type_ in NUMBERS:
                 assert "E" not in shown
@@ -173,31 +173,31 @@ def test_a_type_that_the_user_chose_shows_the_value_or_is_refused(asked: st.Data
 
 
 def test_names_of_a_users_schema_are_found_without_case_and_unknown_ones_refused() -> None:
-    found = page(T, Id=pa.array([1]), name=pa.array(["x"]))
-    wanted = st.StructType(
+    table = page(T, Id=pa.array([1]), name=pa.array(["x"]))
+    user_schema = st.StructType(
         [
             st.StructField("_COMMIT_TS", st.LongType()),
             st.StructField("ID", st.LongType()),
             st.StructField("_OLD", st.StructType([st.StructField("NAME", st.StringType())])),
         ]
     )
-    (batch,) = Conform(like(wanted, found.schema), None).batches(found)
+    (batch,) = Conform(like(user_schema, table.schema), None).batches(table)
     assert batch.to_pylist() == [{"_COMMIT_TS": T, "ID": 1, "_OLD": None}]
     for fields in (
         [st.StructField("nme", st.StringType())],
         [st.StructField("_old", st.StructType([st.StructField("x", st.StringType())]))],
     ):
         with pytest.raises(InvalidInput, match="There is no column"):
-            like(st.StructType(fields), found.schema)
+            like(st.StructType(fields), table.schema)
 
 
 def test_an_expiry_that_never_comes_is_a_number() -> None:
     """TiKV adds a TTL to the clock and stops at 2**64 - 1."""
     schema = pa.schema([pa.field("key", pa.binary()), pa.field("ts", pa.uint64()), pa.field("expire_ts", pa.uint64())])
-    found = pa.Table.from_arrays(
+    table = pa.Table.from_arrays(
         [pa.array([b"k"]), pa.array([T], pa.uint64()), pa.array([2**64 - 1], pa.uint64())], schema=schema
     )
-    assert conform(schema, found).to_pylist() == [{"key": b"k", "ts": T, "expire_ts": 2**64 - 1}]
+    assert conform(schema, table).to_pylist() == [{"key": b"k", "ts": T, "expire_ts": 2**64 - 1}]
 
 
 def test_our_own_columns_are_never_invented() -> None:
@@ -211,7 +211,7 @@ def test_our_own_columns_are_never_invented() -> None:
 def test_wide_decimals_are_written_without_an_exponent() -> None:
     values = [decimal.Decimal(text) for text in ("0", "-0.000000000000000000000000000001", "1.5", "1e34")]
     array = pa.array([*values, None], pa.decimal256(65, 30))
-    made = plain_decimals(array).to_pylist()
-    assert made == ["0." + "0" * 30, "-0." + "0" * 29 + "1", "1.5" + "0" * 29, "1" + "0" * 34 + "." + "0" * 30, None]
+    texts = plain_decimals(array).to_pylist()
+    assert texts == ["0." + "0" * 30, "-0." + "0" * 29 + "1", "1.5" + "0" * 29, "1" + "0" * 34 + "." + "0" * 30, None]
     was = pa.table({"x": pa.array([D("0"), D("0.00000012")], pa.decimal128(10, 8))})
     assert joined([was, pa.table({"x": ["new"]})])["x"].to_pylist() == ["0.00000000", "0.00000012", "new"]

@@ -103,7 +103,7 @@ class World:
             self.rows.append((self.table_id, ts + n, ts + n, values))
 
     def pages(self, history: History, schema_ts: int | None = None) -> list[pa.Table]:
-        made = [
+        records = [
             {
                 "table_id": table, "op": 1, "key": record_key(table, handle), "start_ts": ts - 1, "commit_ts": ts,
                 "value": encode_v2({id_: bytes([value]) for id_, value in values.items()}), "old_value": None,
@@ -111,14 +111,14 @@ class World:
             }
             for table, handle, ts, values in self.rows
         ]  # fmt: skip
-        rows, found, at, end = pa.Table.from_pylist(made, schema=change.COMMITTED), [], 0, self.rows[-1][2]
+        rows, tables, at, end = pa.Table.from_pylist(records, schema=change.COMMITTED), [], 0, self.rows[-1][2]
         target = None if schema_ts is None else arrow.target_of(history, SCOPE, schema_ts)
-        while at < len(made):
+        while at < len(records):
             page = arrow.native_page(history, rows.slice(at), SCOPE, end, target=target)
             assert page.quarantined == 0
-            found.append(pa.ipc.open_stream(page.content).read_all())
+            tables.append(pa.ipc.open_stream(page.content).read_all())
             at += page.rows
-        return found
+        return tables
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -128,16 +128,16 @@ def test_a_value_stays_in_its_column(seed: int) -> None:
     at, columns = world.versions[-1] if seed % 2 else world.rng.choice(world.versions)
     pages = world.pages(history, at)
     assert len(pages) == 1, "no page ends where columns change"
-    found = arrow.no_rows(arrow.target_of(history, SCOPE, at)).schema
-    schema = spark_schema(found)
+    schema_found = arrow.no_rows(arrow.target_of(history, SCOPE, at)).schema
+    schema = spark_schema(schema_found)
     if seed % 3 == 0:  # as a user may give it: names and types only
-        schema = like(type(schema).fromJson({**schema.jsonValue(), "fields": _bare(schema.jsonValue())}), found)
+        schema = like(type(schema).fromJson({**schema.jsonValue(), "fields": _bare(schema.jsonValue())}), schema_found)
     conform = Conform(schema, None)
-    got = {r[own_name(schema, "_commit_ts")]: r for p in pages for b in conform.batches(p) for r in b.to_pylist()}
+    rows = {r[own_name(schema, "_commit_ts")]: r for p in pages for b in conform.batches(p) for r in b.to_pylist()}
     by_id = {id_: name for id_, name in columns if id_ != 1}
-    assert len(got) == len(world.rows)
+    assert len(rows) == len(world.rows)
     for _, handle, ts, values in world.rows:
-        row = got[ts]
+        row = rows[ts]
         assert (row["id"], row[own_name(schema, "_op")]) == (handle, "insert")
         assert {name: row[name] for name in by_id.values()} == {name: values.get(id_) for id_, name in by_id.items()}
 

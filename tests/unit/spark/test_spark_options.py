@@ -15,12 +15,12 @@ NEEDED = {"cluster": "1", "tenant": "2"}
 
 
 def test_names_are_forgiving_and_values_travel() -> None:
-    found = parse_options(
+    options = parse_options(
         {**NEEDED, "DATABASE": "d", "table": "t", "start_ts": "5", "end-ts": "9", "numpartitions": "3"}
     )
-    assert (found.cluster, found.tenant, found.database, found.table) == (1, 2, "d", "t")
-    assert (found.start_ts, found.end_ts, found.partitions, found.decodes) == ("5", "9", 3, True)
-    assert pickle.loads(pickle.dumps(found)) == found
+    assert (options.cluster, options.tenant, options.database, options.table) == (1, 2, "d", "t")
+    assert (options.start_ts, options.end_ts, options.partitions, options.decodes) == ("5", "9", 3, True)
+    assert pickle.loads(pickle.dumps(options)) == options
     assert not parse_options(NEEDED).decodes, "rows of several tables have no columns in common"
     assert not parse_options({**NEEDED, "database": "d", "table": "t", "decode": "false"}).decodes
 
@@ -73,6 +73,6 @@ def test_what_is_not_a_bound_stays_with_spark() -> None:
 
 def test_names_narrow_and_stay() -> None:
     filters = [EqualTo(("database",), "shop"), EqualTo(("table",), "t"), GreaterThan(("commit_ts",), 3)]
-    found, left = narrow(filters, commit_ts="commit_ts", by_name=True)
-    assert found == Narrowed(after=3, database="shop", table="t")
+    narrowed, left = narrow(filters, commit_ts="commit_ts", by_name=True)
+    assert narrowed == Narrowed(after=3, database="shop", table="t")
     assert left == filters[:2]

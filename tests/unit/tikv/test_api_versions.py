@@ -23,11 +23,11 @@ def recorded(server: str) -> Iterator[tuple[str, str, str]]:
     """(request as 'version interface key', command, answer) of what was sent to a server."""
     with (RECORDED / f"matrix_{server}.ndjson.zst").open("rb") as file:
         for line in zstandard.ZstdDecompressor().stream_reader(file).read().splitlines():
-            found: dict[str, Any] = json.loads(line)
-            if found["dir"] == "kv" and " V3 " not in found["label"]:
-                _, request, command = found["label"].split(" | ")
+            entry: dict[str, Any] = json.loads(line)
+            if entry["dir"] == "kv" and " V3 " not in entry["label"]:
+                _, request, command = entry["label"].split(" | ")
                 if not command.startswith(OTHER):
-                    yield request, command, found.get("resp", "")
+                    yield request, command, entry.get("resp", "")
 
 
 @pytest.mark.parametrize("server", SERVERS)

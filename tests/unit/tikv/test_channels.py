@@ -17,10 +17,10 @@ def write(file: Path, text: bytes, at: int) -> None:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
-    found = (tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
-    for file in found:
+    files = (tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
+    for file in files:
         write(file, b"old " + file.name.encode(), 1)
-    return found
+    return files
 
 
 def test_rewritten_files_are_reloaded(paths: tuple[Path, Path, Path]) -> None:

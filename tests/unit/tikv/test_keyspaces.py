@@ -26,14 +26,14 @@ def region(start: bytes, end: bytes) -> Region:
     return Region(id=7, conf_ver=1, version=3, start=region_form(start), end=region_form(end), leader_store_id=1)
 
 
-def rows(*found: bytes) -> pa.RecordBatch:
+def rows(*sent: bytes) -> pa.RecordBatch:
     row = {"kind": RowKind.PREWRITE, "op": Op.PUT, "start_ts": 5, "value": b"v"}
     whole = [
         {f.name: row.get(f.name, None if f.nullable else b"" if pa.types.is_binary(f.type) else 0) for f in change.ROWS}
-        for _ in found
+        for _ in sent
     ]
     return pa.RecordBatch.from_pylist(
-        [{**r, "key": key} for r, key in zip(whole, found, strict=True)], schema=change.ROWS
+        [{**r, "key": key} for r, key in zip(whole, sent, strict=True)], schema=change.ROWS
     )
 
 
@@ -44,12 +44,12 @@ def test_prefix_and_boundaries_of_a_row() -> None:
     on_wire = bytes.fromhex("7800109274800000ff00000000725f7280ff0000000000000a00fe")
     assert ONE.outer_boundary(region_form(row), is_end=False) == on_wire
     assert ONE.outer_boundary(region_form(row), is_end=True) == on_wire
-    asked = encode_request(
+    request = encode_request(
         Header(cluster_id=1, keyspace=ONE),
         Register(request_id=1, region_id=2, conf_ver=1, version=1, range=KeyRange(row), checkpoint_ts=9),
     )
-    assert on_wire in asked
-    assert encode_bytes(bytes.fromhex("78001093")) in asked  # the range ends where the keyspace does
+    assert on_wire in request
+    assert encode_bytes(bytes.fromhex("78001093")) in request  # the range ends where the keyspace does
 
 
 def test_a_range_without_an_end_ends_with_the_keyspace() -> None:
@@ -72,10 +72,10 @@ def test_a_range_without_an_end_ends_with_the_keyspace() -> None:
     ],
 )
 def test_the_part_of_a_region(outer: tuple[bytes, bytes], inner: KeyRange | None) -> None:
-    found = ONE.inner_region(region(*outer))
-    assert (None if found is None else plain_range(found)) == inner
-    if found is not None:
-        assert (found.id, found.version, found.leader_store_id) == (7, 3, 1)
+    part = ONE.inner_region(region(*outer))
+    assert (None if part is None else plain_range(part)) == inner
+    if part is not None:
+        assert (part.id, part.version, part.leader_store_id) == (7, 3, 1)
 
 
 @given(key=keys, bounds=st.tuples(keys, keys).filter(lambda b: not b[1] or b[0] < b[1]))
@@ -92,15 +92,15 @@ def test_a_key_is_in_a_region_inside_exactly_when_it_is_outside(key: bytes, boun
 
 @given(start=keys, end=keys)
 def test_boundaries_get_the_prefix_on_the_wire(start: bytes, end: bytes) -> None:
-    asked = [ONE.outer_boundary(region_form(start), is_end=False), ONE.outer_boundary(region_form(end), is_end=True)]
-    assert plain_key(asked[0]) == PREFIX + start
-    assert plain_key(asked[1]) == (PREFIX + end if end else bytes.fromhex("78001093"))
+    outer = [ONE.outer_boundary(region_form(start), is_end=False), ONE.outer_boundary(region_form(end), is_end=True)]
+    assert plain_key(outer[0]) == PREFIX + start
+    assert plain_key(outer[1]) == (PREFIX + end if end else bytes.fromhex("78001093"))
 
 
 def test_rows_lose_the_prefix_and_nothing_else() -> None:
-    given_rows, wanted = rows(PREFIX + b"a", PREFIX, PREFIX + b"bc"), rows(b"a", b"", b"bc")
-    assert ONE.inner_rows(given_rows).equals(wanted)
-    assert ONE.inner_rows(given_rows.slice(1, 2)).equals(wanted.slice(1, 2))
+    given_rows, inner = rows(PREFIX + b"a", PREFIX, PREFIX + b"bc"), rows(b"a", b"", b"bc")
+    assert ONE.inner_rows(given_rows).equals(inner)
+    assert ONE.inner_rows(given_rows.slice(1, 2)).equals(inner.slice(1, 2))
     assert ONE.inner_rows(rows()).equals(rows())
     assert WHOLE.inner_rows(given_rows) is given_rows
 

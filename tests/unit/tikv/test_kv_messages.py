@@ -43,8 +43,8 @@ def test_requests_are_the_recorded_ones_with_low_priority_and_not_filling_the_ca
 
 
 def test_a_recorded_page() -> None:
-    found = read_scan(bytes.fromhex("120d1208706c61696e74786e1a0176"), KeyRange(b"plaintxn", b"plaintxn\xff"))
-    assert found == Page(keys=[b"plaintxn"], values=[b"v"], commit_ts=[0])
+    scan = read_scan(bytes.fromhex("120d1208706c61696e74786e1a0176"), KeyRange(b"plaintxn", b"plaintxn\xff"))
+    assert scan == Page(keys=[b"plaintxn"], values=[b"v"], commit_ts=[0])
 
 
 def test_a_recorded_refusal_is_reported_once() -> None:
@@ -73,8 +73,8 @@ def test_pairs_before_a_lock_are_valid() -> None:
     ],
 )
 def test_region_errors(body: bytes, kind: FaultKind, backoff_ms: int) -> None:
-    found = read_scan(message(1, octets(1, b"words") + body) + pair(b"a", b"1"), ALL)
-    assert found == RegionFault(kind=kind, message="words", backoff_ms=backoff_ms)
+    fault = read_scan(message(1, octets(1, b"words") + body) + pair(b"a", b"1"), ALL)
+    assert fault == RegionFault(kind=kind, message="words", backoff_ms=backoff_ms)
 
 
 def test_an_error_without_a_text_is_a_refusal() -> None:

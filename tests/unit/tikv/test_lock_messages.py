@@ -40,8 +40,8 @@ def test_only_locks_of_changes_hold_a_resolved_ts(kind: int, holds: bool) -> Non
 
 def test_transaction_status() -> None:
     for body, status in ((uint(3, 3000), (3000, 0)), (uint(4, 107), (0, 107)), (uint(5, 1), (0, 0))):
-        found = txn_status(parse(wire.CheckTxnStatusResponse, body))
-        assert (found.ttl_ms, found.commit_ts, found.primary) == (*status, None)
+        answer = txn_status(parse(wire.CheckTxnStatusResponse, body))
+        assert (answer.ttl_ms, answer.commit_ts, answer.primary) == (*status, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -46,8 +46,8 @@ class ManyRegions:
         self.calls.append((start, end))
         if self.away:
             raise StoreUnavailable("PD is away")
-        found = [r for r in self.regions if (not r.end or r.end > start) and (not end or r.start < end)]
-        return [r for r in found[:limit] if r.id != self.omitted]
+        overlapping = [r for r in self.regions if (not r.end or r.end > start) and (not end or r.start < end)]
+        return [r for r in overlapping[:limit] if r.id != self.omitted]
 
 
 class Rig:
@@ -57,8 +57,8 @@ class Rig:
         self.received: list[tuple[KeyRange | None, list[int] | None]] = []
         self.end = self.region_cache.listen(self.on_regions)
 
-    def on_regions(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
-        self.received.append((asked, None if regions is None else [r.id for r in regions]))
+    def on_regions(self, range_: KeyRange | None, regions: Sequence[Region] | None) -> None:
+        self.received.append((range_, None if regions is None else [r.id for r in regions]))
 
 
 def test_refreshes_are_periodic_and_requests_immediate() -> None:
@@ -121,7 +121,7 @@ def test_a_region_that_holds_many_wanted_parts_is_listed_once() -> None:
     pd, clock = ManyRegions(1), ManualClock()
     region_cache = RegionCache(pd, parts, clock=clock)
     received: list[KeyRange | None] = []
-    region_cache.listen(lambda asked, regions: received.append(asked) if regions else None)
+    region_cache.listen(lambda range_, regions: received.append(range_) if regions else None)
     region_cache.read()
     assert received == parts
     assert len(pd.calls) == 1

@@ -21,14 +21,14 @@ ASKED = Region(id=5, conf_ver=1, version=3, start=b"b", end=b"f", leader_store_i
 
 
 def a_map(*regions: Region) -> RegionMap:
-    found = RegionMap(SPACE.range_of)
-    found.add(regions)
-    return found
+    regions_map = RegionMap(SPACE.range_of)
+    regions_map.add(regions)
+    return regions_map
 
 
-def leader_of(known: RegionMap, key: bytes) -> tuple[int, int] | None:
-    found = known.find(key)
-    return None if found is None else (found.region.id, found.region.leader_store_id)
+def leader_of(region_map: RegionMap, key: bytes) -> tuple[int, int] | None:
+    entry = region_map.find(key)
+    return None if entry is None else (entry.region.id, entry.region.leader_store_id)
 
 
 def a_meta(number: int, version: int, start: bytes, end: bytes, *stores: int) -> wire.MetaRegion:
@@ -38,26 +38,26 @@ def a_meta(number: int, version: int, start: bytes, end: bytes, *stores: int) ->
 
 
 def test_a_leader_that_is_named_is_asked_at_once() -> None:
-    known = a_map(ASKED)
+    region_map = a_map(ASKED)
     named = wire.RegionError(not_leader=wire.NotLeader(region_id=5, leader=wire.Peer(id=52, store_id=2)))
-    assert known.learn(ASKED, named)
-    assert leader_of(known, b"c") == (5, 2)
-    assert not known.learn(replace(ASKED, leader_store_id=2, leader_peer_id=52), named), "it named itself"
-    assert known.find(b"c") is None
+    assert region_map.learn(ASKED, named)
+    assert leader_of(region_map, b"c") == (5, 2)
+    assert not region_map.learn(replace(ASKED, leader_store_id=2, leader_peer_id=52), named), "it named itself"
+    assert region_map.find(b"c") is None
 
 
 def test_the_current_regions_replace_the_one_that_was_asked() -> None:
-    known = a_map(ASKED)
+    region_map = a_map(ASKED)
     now = [a_meta(5, 4, b"d", b"f", 3, 1), a_meta(6, 4, b"b", b"d", 2, 3)]
-    assert known.learn(ASKED, wire.RegionError(epoch_not_match=wire.EpochNotMatch(current_regions=now)))
-    assert (leader_of(known, b"e"), leader_of(known, b"c")) == ((5, 1), (6, 2))
+    assert region_map.learn(ASKED, wire.RegionError(epoch_not_match=wire.EpochNotMatch(current_regions=now)))
+    assert (leader_of(region_map, b"e"), leader_of(region_map, b"c")) == ((5, 1), (6, 2))
 
 
 def test_a_store_that_is_behind_teaches_nothing() -> None:
-    known = a_map(ASKED)
+    region_map = a_map(ASKED)
     before = [a_meta(5, 2, b"a", b"f", 1)]
-    assert not known.learn(ASKED, wire.RegionError(epoch_not_match=wire.EpochNotMatch(current_regions=before)))
-    assert known.find(b"c") is None
+    assert not region_map.learn(ASKED, wire.RegionError(epoch_not_match=wire.EpochNotMatch(current_regions=before)))
+    assert region_map.find(b"c") is None
 
 
 ENDS = {
@@ -78,14 +78,14 @@ STAYS = {
 
 @pytest.mark.parametrize("name", [*ENDS, *STAYS])
 def test_which_errors_end_an_entry(name: str) -> None:
-    known = a_map(ASKED)
-    assert not known.learn(ASKED, {**ENDS, **STAYS}[name])
-    assert (known.find(b"c") is not None) is (name in STAYS)
+    region_map = a_map(ASKED)
+    assert not region_map.learn(ASKED, {**ENDS, **STAYS}[name])
+    assert (region_map.find(b"c") is not None) is (name in STAYS)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(1, 3)), max_size=12))
 def test_entries_never_overlap_and_older_ones_replace_nothing(listed: list[tuple[int, int, int]]) -> None:
-    known = RegionMap(SPACE.range_of)
+    region_map = RegionMap(SPACE.range_of)
     for number, (version, start, size) in enumerate(listed):
         region = Region(
             id=number,
@@ -95,11 +95,11 @@ def test_entries_never_overlap_and_older_ones_replace_nothing(listed: list[tuple
             end=bytes([start + size]),
             leader_store_id=1,
         )
-        before = [known.find(bytes([key])) for key in range(start, start + size)]
-        known.add([region])
+        before = [region_map.find(bytes([key])) for key in range(start, start + size)]
+        region_map.add([region])
         newest = max((b.region.version for b in before if b is not None), default=0)
-        at = known.find(bytes([start]))
+        at = region_map.find(bytes([start]))
         assert (at is not None and at.region.id == number) is (version >= newest)
-    found = {k.region.id: k.range for key in range(9) if (k := known.find(bytes([key]))) is not None}
-    ranges = sorted(found.values())
+    entries = {k.region.id: k.range for key in range(9) if (k := region_map.find(bytes([key]))) is not None}
+    ranges = sorted(entries.values())
     assert all(KeyRange.intersect(a, b) is None for a, b in pairwise(ranges))
