@@ -17,40 +17,40 @@ from tests.kit.sorter_bench import Bench
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """The recording's log behind the API, in as many flushes as the module's FLUSHES says; its tests only read."""
-    with api_world(tmp_path_factory.mktemp("api")) as made:
-        made.log.build(request.module.FLUSHES)
-        yield made
+    with api_world(tmp_path_factory.mktemp("api")) as new_world:
+        new_world.log.build(request.module.FLUSHES)
+        yield new_world
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[ApiWorld]:
     """An API whose log is for the test to build."""
-    with api_world(tmp_path) as made:
-        yield made
+    with api_world(tmp_path) as new_world:
+        yield new_world
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The service that asks for keys."""
-    with auth_site(tmp_path_factory.mktemp("auth")) as made:
-        yield made
+    with auth_site(tmp_path_factory.mktemp("auth")) as new_site:
+        yield new_site
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """Sorters over a catalog and a store."""
-    made = Bench(tmp_path)
-    yield made
-    made.stop()
+    new_bench = Bench(tmp_path)
+    yield new_bench
+    new_bench.stop()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
     """An S3 server; the environment has its credentials."""
-    with s3_server() as made, pytest.MonkeyPatch.context() as environment:
+    with s3_server() as new_server, pytest.MonkeyPatch.context() as environment:
         for name, value in CREDENTIALS.items():
             environment.setenv(name, value)
-        yield made
+        yield new_server
 
 
 @pytest.fixture(autouse=True, scope="module")

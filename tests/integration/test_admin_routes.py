@@ -22,8 +22,8 @@ from tistream.ids import Tenant
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Operated]:
-    with operated(tmp_path) as made:
-        yield made
+    with operated(tmp_path) as new_site:
+        yield new_site
 
 
 def get(site: Operated, path: str, **params: Any) -> Any:
@@ -57,8 +57,8 @@ def test_tasks_come_in_pages_and_by_filter(site: Operated) -> None:
     assert [t["owner"] for t in of_one] == ["sorter-1", "sorter-1"]
     (stopped,) = get(site, "/v1/tasks", stopped="true")["items"]
     assert (stopped["state"], stopped["error"], stopped["cluster_id"]) == ("stopped", HOSTILE, STOPPED.cluster_id)
-    mine = get(site, "/v1/tasks", cluster_id=1, tenant_id=1)["items"]
-    assert {(t["cluster_id"], t["tenant_id"]) for t in mine} == {(1, 1)}
+    tasks = get(site, "/v1/tasks", cluster_id=1, tenant_id=1)["items"]
+    assert {(t["cluster_id"], t["tenant_id"]) for t in tasks} == {(1, 1)}
     assert site.http.get("/v1/tasks", params={"cluster_id": 1}).status_code == 400
     for bad in ("x", "-1", "9" * 19, "٣"):
         assert site.http.get("/v1/tasks", params={"cursor": bad}).json()["code"] == "TS-1003", bad
@@ -67,11 +67,11 @@ def test_tasks_come_in_pages_and_by_filter(site: Operated) -> None:
 def test_a_task_tells_its_load_and_names_its_tables(site: Operated) -> None:
     well, waits, *_ = site.tasks
     answer = site.http.get(f"/v1/tasks/{well.task_id}")
-    found = answer.json()
+    task = answer.json()
     assert answer.headers["ETag"] == '"1"'
-    assert (found["state"], found["owner"], found["load"]["rows_per_s"]) == ("running", "sorter-1", 5200)
-    assert found["durable_ts"] == str(well.durable_ts)
-    assert found["watermark_gaps"] == []
+    assert (task["state"], task["owner"], task["load"]["rows_per_s"]) == ("running", "sorter-1", 5200)
+    assert task["durable_ts"] == str(well.durable_ts)
+    assert task["watermark_gaps"] == []
     assert get(site, f"/v1/tasks/{waits.task_id}")["watermark_gaps"][0]["cause"] == "standing"
     labels = [t["label"] for t in get(site, "/v1/ranges", cluster_id=1, tenant_id=1)["items"]]
     assert labels[0] == "schema changes"
@@ -94,13 +94,13 @@ def test_ranges_are_the_key_space_in_order(site: Operated) -> None:
 
 
 def test_workers_and_the_owner(site: Operated) -> None:
-    found = {w["worker_id"]: w for w in get(site, "/v1/workers")["items"]}
-    assert {n: w["state"] for n, w in found.items()} == {
+    workers = {w["worker_id"]: w for w in get(site, "/v1/workers")["items"]}
+    assert {n: w["state"] for n, w in workers.items()} == {
         "api-1": "up", "meta-1": "up", "dispatcher-1": "up", "dispatcher-2": "up",
         "sorter-1": "up", "sorter-2": "up", "sorter-3": "silent", "sorter-4": "draining",
     }  # fmt: skip
-    assert (found["sorter-1"]["tasks"], found["dispatcher-1"]["stores"]) == (2, 2)
-    assert found["sorter-3"]["heartbeat_age_s"] > 40
+    assert (workers["sorter-1"]["tasks"], workers["dispatcher-1"]["stores"]) == (2, 2)
+    assert workers["sorter-3"]["heartbeat_age_s"] > 40
     assert [w["worker_id"] for w in get(site, "/v1/workers", kind="dispatcher")["items"]] == [
         "dispatcher-1",
         "dispatcher-2",
@@ -109,14 +109,14 @@ def test_workers_and_the_owner(site: Operated) -> None:
     assert [(s["store_id"], s["silent_s"]) for s in one["store_reports"]] == [(1, 0.4), (3, 41.0)]
     assert site.http.get("/v1/workers/nobody").status_code == 404
     owner = get(site, "/v1/owner")
-    assert {w["release"] for w in found.values()} == {owner["release"]} == {__version__}
+    assert {w["release"] for w in workers.values()} == {owner["release"]} == {__version__}
     assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.leader_epoch, True)
 
 
 def test_each_watermark_gap_is_one_sentence(site: Operated) -> None:
-    found = get(site, "/v1/gaps")["items"]
+    watermark_gaps = get(site, "/v1/gaps")["items"]
     by_cause: dict[str, list[dict[str, Any]]] = {}
-    for watermark_gap in found:
+    for watermark_gap in watermark_gaps:
         by_cause.setdefault(watermark_gap["cause"], []).append(watermark_gap)
     (waits,) = by_cause["standing"]
     assert "waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down" in waits["sentence"]
@@ -229,9 +229,9 @@ def test_a_task_is_split_and_neighbours_are_merged(site: Operated) -> None:
     assert get_task(site.world.catalog, unspoken.task_id).owner == "sorter-1"
     assert post(site, merge, **{"with": waits.task_id})["done"]
     assert get_task(site.world.catalog, unspoken.task_id).owner == "sorter-2"
-    (asked,) = get(site, "/v1/events", kind="task.merge_asked")["items"]
-    assert asked["actor"] == "API"
-    assert asked["words"] == f"task {waits.task_id} and {unspoken.task_id} will be merged by sorter-2"
+    (event,) = get(site, "/v1/events", kind="task.merge_asked")["items"]
+    assert event["actor"] == "API"
+    assert event["words"] == f"task {waits.task_id} and {unspoken.task_id} will be merged by sorter-2"
     assert post(site, merge, 400, **{"with": low})["code"] == "TS-1001"
 
 
@@ -275,8 +275,8 @@ def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> No
     assert (items[0]["role"], items[0]["object"], items[0]["tries"]) == ("audit", f"committed/{TENANT}", 2)
     assert items[2]["message"] == HOSTILE
     assert all_pages(site, "/v1/stops", 1) == items
-    mine = get(site, "/v1/stops", cluster_id=TENANT.cluster_id, tenant_id=TENANT.tenant_id)["items"]
-    assert mine == items[:1]
+    stops = get(site, "/v1/stops", cluster_id=TENANT.cluster_id, tenant_id=TENANT.tenant_id)["items"]
+    assert stops == items[:1]
     path = f"/v1/stops/{items[0]['stop_id']}:resume"
     assert not post(site, path, dry_run="true")["done"]
     assert not get_stopped_item(site.world.catalog, int(items[0]["stop_id"])).resumed
@@ -303,15 +303,15 @@ def _stopped(tenant: Tenant) -> StoppedItem:
 
 
 def test_jobs_in_pages_by_state_and_what_each_did(site: Operated) -> None:
-    found = get(site, "/v1/jobs")["items"]
-    assert [(j["job_id"], j["kind"], j["state"]) for j in found] == [
+    jobs = get(site, "/v1/jobs")["items"]
+    assert [(j["job_id"], j["kind"], j["state"]) for j in jobs] == [
         ("5", "replay", "offered"),
         ("4", "retire_seeds", "queued"),
         ("3", "merge", "running"),
         ("2", "bases", "failed"),
         ("1", "merge", "done"),
     ]
-    offered, _, running, failed, done = found
+    offered, _, running, failed, done = jobs
     assert (done["objects_before"], done["objects_after"], done["requests_saved"]) == (160, 5, 151)
     assert (running["parts_done"], running["parts_total"], running["holder"]) == (3, 7, "maintain-1/1 0")
     assert (failed["code"], failed["error"]) == ("TS-1020", HOSTILE)

@@ -65,13 +65,13 @@ class Markup(HTMLParser):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("console")) as made:
-        made.log.build(3)
-        register_tenant(made.catalog, Tenant(1, 2))
-        LogBuilder(made.catalog, made.store, tenant=Tenant(2, 7)).activate()
-        task = list_tasks(made.catalog, Tenant(2, 7))[3]
-        assert stop_task(made.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
-        yield made
+    with api_world(tmp_path_factory.mktemp("console")) as new_world:
+        new_world.log.build(3)
+        register_tenant(new_world.catalog, Tenant(1, 2))
+        LogBuilder(new_world.catalog, new_world.store, tenant=Tenant(2, 7)).activate()
+        task = list_tasks(new_world.catalog, Tenant(2, 7))[3]
+        assert stop_task(new_world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
+        yield new_world
 
 
 HTMX: dict[str, Any] = {"HX-Request": "true"}  #: as htmx asks for a part of a page
@@ -136,18 +136,18 @@ def test_the_overview_knows_throughput_and_requests_where_they_are_known(fresh: 
 
 
 def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:
-    asked = world.http.get("/v1/clusters/1/tenants/1/lag", params={"why": "true"}).json()
+    lag = world.http.get("/v1/clusters/1/tenants/1/lag", params={"why": "true"}).json()
     twin = world.http.get("/tenants/1/1/waterfall.json").json()
-    assert [s["stages"] for s in twin["stages"]] == [s["stages"] for s in asked["stages"]]
-    assert twin["slowest"] == asked["slowest"]
+    assert [s["stages"] for s in twin["stages"]] == [s["stages"] for s in lag["stages"]]
+    assert twin["slowest"] == lag["slowest"]
     assert twin["sentence"].partition(" is ")[0] == "Tenant 1/1"
-    assert twin["lag_s"] == pytest.approx(asked["lag_s"], abs=60)
+    assert twin["lag_s"] == pytest.approx(lag["lag_s"], abs=60)
     edges = [0.0, *(s["x"] + s["width"] for s in twin["stages"])]
     assert edges == sorted(edges)
     assert edges[-1] == pytest.approx(1000, abs=3)
-    found = page(world, "/tenants/1/1/waterfall")
-    assert "Tenant 1/1 is " in found.text
-    assert f"Slowest: {twin['slowest'].replace('_', ' ').replace('+', ' + ')}" in found.text
+    waterfall = page(world, "/tenants/1/1/waterfall")
+    assert "Tenant 1/1 is " in waterfall.text
+    assert f"Slowest: {twin['slowest'].replace('_', ' ').replace('+', ' + ')}" in waterfall.text
     assert "No watermark yet" in page(world, "/tenants/1/2/waterfall").text
     page(world, "/tenants/9/9/waterfall", 404)
 
@@ -173,9 +173,9 @@ def test_a_tenant_and_its_twin(world: ApiWorld) -> None:
     edges = [(t["x"], t["x"] + t["width"]) for t in twin["tasks"]]
     assert edges[0][0] == 0
     assert edges[-1][1] == pytest.approx(1000, abs=0.5)
-    found = page(world, "/tenants/1/1")
-    assert all(t["label"] in found.text for t in twin["tasks"])
-    assert {"svg", "ts-lag-chart", "ts-tail"} <= set(found.tags)
+    shown = page(world, "/tenants/1/1")
+    assert all(t["label"] in shown.text for t in twin["tasks"])
+    assert {"svg", "ts-lag-chart", "ts-tail"} <= set(shown.tags)
 
 
 def test_a_tenant_that_awaits_its_snapshot(world: ApiWorld) -> None:
@@ -186,9 +186,9 @@ def test_a_tenant_that_awaits_its_snapshot(world: ApiWorld) -> None:
 
 def test_a_stopped_task_shows_its_error_as_text(world: ApiWorld) -> None:
     for path in ("/tenants/2/7", "/overview"):
-        found = page(world, path)
-        assert HOSTILE in found.text
-        assert found.tags.count("script") == 3, "our own, in the head"
+        shown = page(world, path)
+        assert HOSTILE in shown.text
+        assert shown.tags.count("script") == 3, "our own, in the head"
     (stopped,) = [t for t in world.http.get("/tenants/2/7.json").json()["tasks"] if t["state"] == "stopped"]
     assert stopped["error"] == HOSTILE
 

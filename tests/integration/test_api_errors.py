@@ -41,11 +41,11 @@ def quiet() -> Iterator[None]:
 def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    found: dict[str, Any] = answer.json()
-    assert found["status"] == status
-    assert found["code"].startswith("TS-")
-    assert found["detail"]
-    return found
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert body["code"].startswith("TS-")
+    assert body["detail"]
+    return body
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_the_head_of_a_stream_ends(world: ApiWorld) -> None:
 
 
 def test_what_is_gone_names_the_earliest(world: ApiWorld) -> None:
-    found = problem(world.get("/changes", start_ts=1), 410)
-    assert found["facts"]["earliest_ts"] == str(EARLIEST)
-    assert world.ok(start_ts=found["facts"]["earliest_ts"], format="ndjson", limit=1).content
+    refused = problem(world.get("/changes", start_ts=1), 410)
+    assert refused["facts"]["earliest_ts"] == str(EARLIEST)
+    assert world.ok(start_ts=refused["facts"]["earliest_ts"], format="ndjson", limit=1).content
 
 
 def test_a_cursor_belongs_to_its_scope(world: ApiWorld) -> None:
     whole = next_cursor(world.ok(limit=1))
     assert "scope" in problem(world.get("/databases/shop/changes", cursor=whole), 400)["detail"]
     of_db = next_cursor(world.ok("/databases/shop/changes", limit=1))
-    found = problem(world.get("/changes", cursor=of_db), 400)
-    assert "start_ts" in found["hint"]
+    refused = problem(world.get("/changes", cursor=of_db), 400)
+    assert "start_ts" in refused["hint"]
 
 
 def test_a_damaged_cursor_is_refused(world: ApiWorld) -> None:
@@ -123,8 +123,8 @@ def test_a_cursor_below_the_log_is_gone(world: ApiWorld) -> None:
 
 def test_unknown_tenants_are_told_how_to_register(world: ApiWorld) -> None:
     for path in ("/changes?start_ts=earliest", "/databases", ""):
-        found = problem(world.http.get(f"/v1/clusters/1/tenants/77{path}"), 404)
-        assert "register" in found["detail"]
+        refused = problem(world.http.get(f"/v1/clusters/1/tenants/77{path}"), 404)
+        assert "register" in refused["detail"]
     problem(world.http.get("/v1/clusters/one/tenants/1/changes?start_ts=earliest"), 400)
 
 
@@ -141,8 +141,8 @@ def test_a_method_that_is_not_there(world: ApiWorld) -> None:
 
 def test_a_defect_says_nothing_of_its_inside(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.services.registry, "_source", None)
-    found = problem(world.get("/changes", start_ts="earliest"), 500)
-    assert "NoneType" not in str(found)
+    refused = problem(world.get("/changes", start_ts="earliest"), 500)
+    assert "NoneType" not in str(refused)
 
 
 # ---- tenants without a log
@@ -184,8 +184,8 @@ def test_a_wait_over_the_activation_begins_at_the_beginning(fresh: ApiWorld) -> 
     answers = [fresh.ok(start_ts="earliest", format="ndjson", wait=20, limit=200_000)]
     builder.join()
     answers += fresh.pages(cursor=next_cursor(answers[0]), format="ndjson", limit=200_000)
-    got = [e for a in answers for e in events_of(a) if e["type"] != "resolved"]
-    assert got == [e for e in fresh.events() if e["type"] != "resolved"]
+    changes = [e for a in answers for e in events_of(a) if e["type"] != "resolved"]
+    assert changes == [e for e in fresh.events() if e["type"] != "resolved"]
 
 
 def test_a_wait_for_nothing_ends_when_its_time_is_up(world: ApiWorld) -> None:
@@ -212,17 +212,17 @@ def test_a_row_that_cannot_be_decoded_is_named_and_nothing_else_is_lost(tmp_path
     with api_world(tmp_path, rows=with_broken_value(rows, at)) as broken:
         broken.log.build(10)
         answers = list(broken.pages(format="ndjson", limit=3000))
-        got = [e for a in answers for e in events_of(a)]
-        (error,) = [e for e in got if e["type"] == "error"]
+        events = [e for a in answers for e in events_of(a)]
+        (error,) = [e for e in events if e["type"] == "error"]
         assert (error["table"], error["key"], error["commit_ts"]) == ("acct", key, commit_ts)
         assert error["cause"]
         counts = [int(a.headers.get("TiStream-Quarantined", 0)) for a in answers]
         assert sum(counts) == 1
         want = [e for e in world.events() if (e.get("key"), e.get("commit_ts")) != (key, commit_ts)]
-        assert [e for e in got if e not in (error,) and e["type"] != "resolved"] == [
+        assert [e for e in events if e not in (error,) and e["type"] != "resolved"] == [
             e for e in want if e["type"] != "resolved"
         ]
-        before = [e for e in got[: got.index(error)] if e["type"] != "error"]
+        before = [e for e in events[: events.index(error)] if e["type"] != "error"]
         assert all(int(e["commit_ts"]) <= int(commit_ts) for e in before)
         canal = [a.headers.get("TiStream-Quarantined") for a in broken.pages(format="canal-json", limit=200_000)]
         assert canal == ["1"]
@@ -252,9 +252,9 @@ def test_a_damaged_committed_object_fails_closed_and_is_named(tmp_path: Path, da
             hurt = data[:at] if damage == "cut" else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
             store.objects[victim.object_key] = hurt
         for fmt in ("ndjson", "arrow"):
-            found = problem(world.get("/changes", start_ts="earliest", format=fmt, limit=200_000), 500)
-            assert found["facts"]["object"] == victim.object_key
-            assert int(found["facts"]["segment"]) in {s.number for s in segments}
+            refused = problem(world.get("/changes", start_ts="earliest", format=fmt, limit=200_000), 500)
+            assert refused["facts"]["object"] == victim.object_key
+            assert int(refused["facts"]["segment"]) in {s.number for s in segments}
         first = min(s.lo_ts for s in segments if s.object_key == victim.object_key)
         below = world.ok(end_ts=first - 1, format="ndjson", limit=200_000)
         assert below.content, "what lies before the damage is served"

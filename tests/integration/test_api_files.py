@@ -37,13 +37,13 @@ COMPACT = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
     """Compacted up to its middle, then five more flushes; a real server."""
-    with served_log(tmp_path_factory.mktemp("files")) as made:
-        cuts = made.log.cuts(12)
-        made.log.build(12, cuts[6])
-        compact_tenant(made.catalog, TENANT, LocalExecutor(made.store), COMPACT, SystemClock())
+    with served_log(tmp_path_factory.mktemp("files")) as new_log:
+        cuts = new_log.log.cuts(12)
+        new_log.log.build(12, cuts[6])
+        compact_tenant(new_log.catalog, TENANT, LocalExecutor(new_log.store), COMPACT, SystemClock())
         for ts in [*cuts[7:], recording_end()]:
-            made.log.flush(ts)
-        yield made
+            new_log.log.flush(ts)
+        yield new_log
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def test_parquet_files_and_a_pull_behind_them_are_the_whole_log(served: ServedLo
         below = files.filter((pl.col("commit_ts") <= joint) & (pl.col("flags") & change.FLAG_NOT_A_CHANGE == 0))
         assert below.height > 1000
         expected = in_order(data_rows())
-        mine = in_order(below.to_arrow().cast(change.COMMITTED))
-        assert mine.equals(expected.filter(pc.less_equal(expected["commit_ts"], pa.scalar(joint, pa.uint64()))))
+        rows_read = in_order(below.to_arrow().cast(change.COMMITTED))
+        assert rows_read.equals(expected.filter(pc.less_equal(expected["commit_ts"], pa.scalar(joint, pa.uint64()))))
         page = client.tenant(1, 1).page(start=joint, format="raw-arrow", limit=200_000).arrow()
         named = client.tenant(1, 1).page(format="raw-arrow", limit=200_000).arrow()
     after = named.filter(pc.greater(named["commit_ts"], pa.scalar(joint, pa.uint64())))
@@ -103,8 +103,8 @@ def test_ranges(one: dict[str, Any]) -> None:
         assert (whole.status_code, len(whole.content)) == (200, size)
         assert whole.headers["accept-ranges"] == "bytes"
         tag = whole.headers["etag"]
-        for asked, a, b in (("bytes=0-3", 0, 4), ("bytes=-8", size - 8, size), (f"bytes={size - 1}-", size - 1, size)):
-            part = http.get(url, headers={"Range": asked})
+        for range_, a, b in (("bytes=0-3", 0, 4), ("bytes=-8", size - 8, size), (f"bytes={size - 1}-", size - 1, size)):
+            part = http.get(url, headers={"Range": range_})
             assert (part.status_code, part.content) == (206, whole.content[a:b])
             assert part.headers["content-range"] == f"bytes {a}-{b - 1}/{size}"
             assert part.headers["etag"] == tag
@@ -180,16 +180,16 @@ def test_what_was_listed_outlives_compaction_and_collector(fresh: ApiWorld) -> N
 
 def pieces(world: ApiWorld, path: str, **params: Any) -> list[pa.Table]:
     """A pull of each part of a plan, and of the plans behind it."""
-    found: list[pa.Table] = []
+    results: list[pa.Table] = []
     plan = world.ok(path + "/changes/splits", start_ts="earliest", **params).json()
     while True:
         bounds = [part["start_ts"] for part in plan["parts"]] + [plan["end_ts"]]
         assert bounds == [plan["start_ts"]] + [part["end_ts"] for part in plan["parts"]] if plan["parts"] else True
         for part in plan["parts"]:
             pages = world.pages(path + "/changes", cursor=part["cursor"], end_ts=part["end_ts"], format="raw-arrow")
-            found.append(pa.concat_tables([arrow_of(page) for page in pages]))
+            results.append(pa.concat_tables([arrow_of(page) for page in pages]))
         if not plan["has_more"]:
-            return found
+            return results
         plan = world.ok(path + "/changes/splits", cursor=plan["next_cursor"], **params).json()
 
 

@@ -35,16 +35,16 @@ def everything(world: ApiWorld) -> list[dict[str, Any]]:
 
 def expected(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The changes of shop.acct with `WHERE`, of the whole tenant's events. The key never changes in a row."""
-    mine = [e for e in rows_of(events) if (e["database"], e["table"]) == ("shop", "acct")]
-    return [e for e in mine if 2 <= (e["columns"] or e["old"])["id"] <= 5]
+    rows = [e for e in rows_of(events) if (e["database"], e["table"]) == ("shop", "acct")]
+    return [e for e in rows if 2 <= (e["columns"] or e["old"])["id"] <= 5]
 
 
 def test_a_filter_gives_the_part_of_the_full_pull(world: ApiWorld, everything: list[dict[str, Any]]) -> None:
     want = expected(everything)
     assert 5 < len(want) < len(rows_of(everything)) / 10
-    found = world.events(tables="shop.acct", where=WHERE, ops="insert,update,delete")
-    assert found[:-1] == want
-    assert found[-1]["resolved_ts"] == str(END), "what is filtered out counts for the watermark"
+    events = world.events(tables="shop.acct", where=WHERE, ops="insert,update,delete")
+    assert events[:-1] == want
+    assert events[-1]["resolved_ts"] == str(END), "what is filtered out counts for the watermark"
 
 
 @pytest.mark.parametrize("limit", [1, 7, 10_000])
@@ -107,8 +107,8 @@ def test_columns_that_are_left_out_appear_nowhere(world: ApiWorld, fmt: str) -> 
 def test_arrow_of_one_table_and_undecoded_rows(world: ApiWorld, everything: list[dict[str, Any]]) -> None:
     want = [(e["key"], e["type"], int(e["commit_ts"])) for e in expected(everything)]
     pages = [arrow_of(p) for p in world.pages(ACCOUNTS, format="arrow", where=WHERE, limit=ONE)]
-    found = [(r["_key"].hex(), r["_op"], r["_commit_ts"]) for p in pages for r in p.to_pylist()]
-    assert found == want
+    kept = [(r["_key"].hex(), r["_op"], r["_commit_ts"]) for p in pages for r in p.to_pylist()]
+    assert kept == want
     raw = arrow_of(world.ok(format="raw-arrow", tables="shop.acct", where=WHERE, limit=ONE))
     assert [(k.hex(), ts) for k, ts in zip(raw["key"].to_pylist(), raw["commit_ts"].to_pylist(), strict=True)] == [
         (key, ts) for key, _, ts in sorted(want, key=lambda row: row[2])
@@ -137,8 +137,8 @@ def test_ddl_alone_and_without(world: ApiWorld, everything: list[dict[str, Any]]
     assert world.events(ops="ddl")[:-1] == [e for e in everything if e["type"] == "ddl"]
     assert not [e for e in world.events(ops="delete") if e["type"] not in ("delete", "resolved")]
     ignored = json.dumps([{"matcher": ["shop.*"], "ignore-event": ["all ddl", "insert", "update"]}])
-    found = [e for e in world.events(event_filters=ignored) if e.get("database") == "shop"]
-    assert {e["type"] for e in found} == {"delete"}
+    left = [e for e in world.events(event_filters=ignored) if e.get("database") == "shop"]
+    assert {e["type"] for e in left} == {"delete"}
 
 
 def test_a_stream_takes_a_filter(world: ApiWorld, everything: list[dict[str, Any]]) -> None:
@@ -147,9 +147,9 @@ def test_a_stream_takes_a_filter(world: ApiWorld, everything: list[dict[str, Any
         ops="insert,update,delete",
     )  # fmt: skip
     assert answer.status_code == 200, answer.text
-    found = [orjson.loads(line) for line in answer.content.splitlines() if line]
-    assert rows_of(found) == expected(everything)
-    assert found[-1]["reason"] == "end-reached"
+    events = [orjson.loads(line) for line in answer.content.splitlines() if line]
+    assert rows_of(events) == expected(everything)
+    assert events[-1]["reason"] == "end-reached"
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_a_wrong_filter_is_refused(world: ApiWorld, params: dict[str, Any], para
     for path in ("/changes", "/changes:stream"):
         answer = world.get(path, start_ts="earliest", **params)
         assert answer.status_code == 400, answer.text
-        found = answer.json()
-        assert found["code"] == "TS-1018"
-        assert found["facts"]["parameter"] == parameter
-        assert words in found["detail"]
+        refused = answer.json()
+        assert refused["code"] == "TS-1018"
+        assert refused["facts"]["parameter"] == parameter
+        assert words in refused["detail"]
 
 
 def examples() -> list[str]:

@@ -38,14 +38,14 @@ _KEYS = [
 
 def _entries() -> list[Entry]:
     """Writes of hostile keys and values in the order of the log: several a timestamp, some scanned or expiring."""
-    dice, found = Random(20), {}
+    dice, by_at = Random(20), {}
     for _ in range(400):
         ts, key = dice.randrange(1, 150) * 1000, dice.choice(_KEYS)
         value = None if dice.random() < 0.3 else dice.choice([b"", *_KEYS, dice.randbytes(9)])
         expire_ts = dice.choice([0, 0, 1_790_000_000, 2**63]) if value is not None else 0
         scanned_from_ts = dice.choice([None, None, 0, ts - 1])
-        found[ts, key] = Entry(ts, key, value, expire_ts, scanned_from_ts)
-    return sorted(found.values(), key=lambda e: (e.ts, e.ts if e.scanned_from_ts is None else e.scanned_from_ts, e.key))
+        by_at[ts, key] = Entry(ts, key, value, expire_ts, scanned_from_ts)
+    return sorted(by_at.values(), key=lambda e: (e.ts, e.ts if e.scanned_from_ts is None else e.scanned_from_ts, e.key))
 
 
 ENTRIES = _entries()
@@ -54,9 +54,9 @@ ENTRIES = _entries()
 @pytest.fixture(scope="module")
 def kv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """A raw tenant's log in seven flushes; its tests only read."""
-    with api_world(tmp_path_factory.mktemp("kv"), rows=entry_rows(ENTRIES), builder=EntryLog) as made:
-        made.log.build(7, upto=END)
-        yield made
+    with api_world(tmp_path_factory.mktemp("kv"), rows=entry_rows(ENTRIES), builder=EntryLog) as new_world:
+        new_world.log.build(7, upto=END)
+        yield new_world
 
 
 def _text(form: str) -> Callable[[str], bytes]:
@@ -101,7 +101,7 @@ def _decoded(answer: httpx2.Response, format: str, form: str = "hex") -> list[En
         return [_of_json(item, form) for item in answer.json()["items"]]
     if format == "ndjson":
         return [_of_json(line, form) for line in events_of(answer) if "op" in line]
-    found = []
+    entries = []
     for key, value in map(_of_message, events_of(answer)):
         if key["t"] == 3:
             assert (value, "k" in key) == (None, False)
@@ -111,8 +111,8 @@ def _decoded(answer: httpx2.Response, format: str, form: str = "hex") -> list[En
         stored = base64.b64decode(key["k"])
         assert stored.startswith(PREFIX)
         held = base64.b64decode(value["v"]) if "v" in value else b""
-        found.append(Entry(key["ts"], stored[4:], None if value["op"] == 2 else held, value.get("ex", 0)))
-    return found
+        entries.append(Entry(key["ts"], stored[4:], None if value["op"] == 2 else held, value.get("ex", 0)))
+    return entries
 
 
 def _as_in(format: str, entries: list[Entry]) -> list[Entry]:
@@ -128,10 +128,10 @@ def test_every_entry_comes_once_in_order_in_each_form(kv: ApiWorld, format: str,
 
 
 def test_text_that_is_utf8_is_written_and_other_bytes_are_refused_with_their_key(kv: ApiWorld) -> None:
-    mine = {"key_format": "utf8", "prefix": "schl\u00fcssel", "value_pattern": "^[a-z0-9:]*$"}
-    found = _decoded(kv.ok("/kv/changes", format="ndjson", **mine), "ndjson", "utf8")
+    selection = {"key_format": "utf8", "prefix": "schl\u00fcssel", "value_pattern": "^[a-z0-9:]*$"}
+    entries = _decoded(kv.ok("/kv/changes", format="ndjson", **selection), "ndjson", "utf8")
     want = [e for e in ENTRIES if e.key == "schl\u00fcssel".encode() and re.fullmatch(b"[a-z0-9:]*", e.value or b"")]
-    assert found == want
+    assert entries == want
     assert any(e.value for e in want)
     for prefix, words in (("k\x7f", "The key 0x6b7f80c3"), ("user:", "The value of key 0x757365723a")):
         problem = kv.get("/kv/changes", start_ts="earliest", key_format="utf8", prefix=prefix)
@@ -152,17 +152,17 @@ def test_pages_of_any_size_give_each_change_once(kv: ApiWorld, format: str, limi
 def test_the_parts_of_a_long_pull_hold_each_change_once(kv: ApiWorld) -> None:
     plan = kv.get("/kv/changes/splits", start_ts="earliest", parts=4, part_bytes=1).json()
     assert len(plan["parts"]) == 4
-    found = [
+    entries = [
         entry
         for part in plan["parts"]
         for page in kv.pages("/kv/changes", cursor=part["cursor"], end_ts=part["end_ts"], format="arrow", limit=30)
         for entry in _decoded(page, "arrow")
     ]
-    assert found == ENTRIES
+    assert entries == ENTRIES
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted"),
+    ("query", "selects"),
     [
         ({"prefix": "6b"}, lambda e: e.key.startswith(b"k")),
         ({"prefix": "ff"}, lambda e: e.key.startswith(b"\xff")),
@@ -178,9 +178,9 @@ def test_the_parts_of_a_long_pull_hold_each_change_once(kv: ApiWorld) -> None:
     ],
 )  # fmt: skip
 def test_a_selection_gives_what_plain_code_selects(
-    kv: ApiWorld, query: dict[str, str], wanted: Callable[[Entry], object]
+    kv: ApiWorld, query: dict[str, str], selects: Callable[[Entry], object]
 ) -> None:
-    want = [e for e in ENTRIES if wanted(e)]
+    want = [e for e in ENTRIES if selects(e)]
     assert [
         e for page in kv.pages("/kv/changes", format="arrow", limit=20, **query) for e in _decoded(page, "arrow")
     ] == want
@@ -200,8 +200,8 @@ def test_the_requests_of_the_documentation_give_changes(kv: ApiWorld) -> None:
 
 @pytest.mark.parametrize(("form", "key"), [("base64", "/w=="), ("base64", "_w"), ("escaped", r"\xff"), ("hex", "FF")])
 def test_keys_of_a_request_are_in_the_key_format(kv: ApiWorld, form: str, key: str) -> None:
-    found = _decoded(kv.ok("/kv/changes", format="arrow", key_format=form, prefix=key), "arrow")
-    assert found == [e for e in ENTRIES if e.key.startswith(b"\xff")]
+    entries = _decoded(kv.ok("/kv/changes", format="arrow", key_format=form, prefix=key), "arrow")
+    assert entries == [e for e in ENTRIES if e.key.startswith(b"\xff")]
 
 
 @pytest.mark.parametrize(
@@ -294,18 +294,18 @@ def test_both_clients_and_the_command_read_keys_as_bytes_and_text(kv: ApiWorld) 
     keys: dict[str, Any] = {"start": b"k1", "prefix": b"k"}
     with served(create_app(kv.services)) as server:
         with connect(server.url) as client:
-            mine = client.tenant(1, 1).keys(**keys)
-            assert [_of_client(change) for change in mine.changes(limit=50)] == want
-            assert [_of_client(change) for change in mine.follow(end=END, limit=50)] == want
-            assert mine.changes().to_arrow().column("key").to_pylist() == [e.key for e in want]
-            page = mine.page(options={"key_format": "escaped"}, limit=1)
+            keyspace = client.tenant(1, 1).keys(**keys)
+            assert [_of_client(change) for change in keyspace.changes(limit=50)] == want
+            assert [_of_client(change) for change in keyspace.follow(end=END, limit=50)] == want
+            assert keyspace.changes().to_arrow().column("key").to_pylist() == [e.key for e in want]
+            page = keyspace.page(options={"key_format": "escaped"}, limit=1)
             assert _of_json(page.changes()[0], "escaped") == want[0]
 
         async def read() -> list[Entry]:
             async with connect_async(server.url) as client:
-                mine = client.tenant(1, 1).keys(**keys)
-                assert [_of_client(change) async for change in mine.changes(limit=50)] == want
-                return [_of_client(change) async for change in mine.follow(end=END)]
+                keyspace = client.tenant(1, 1).keys(**keys)
+                assert [_of_client(change) async for change in keyspace.changes(limit=50)] == want
+                return [_of_client(change) async for change in keyspace.follow(end=END)]
 
         assert asyncio.run(read()) == want
         command = [str(Path(sys.executable).with_name("tistream")), "pull"]

@@ -38,12 +38,12 @@ def at(step: float) -> int:
 
 def writes() -> list[Entry]:
     """Every write of `STEPS` steps: puts, some with an expiry of few seconds, and deletes of 30 keys."""
-    dice, found = Random(29), []
+    dice, entries = Random(29), []
     for step in range(1, STEPS + 1):
         key = b"k%02d\x00\xff" % dice.randrange(30)
         expire_ts = BEGIN_S + step // 2 + dice.randrange(1, 60) if dice.random() < 0.4 else 0
-        found.append(Entry(at(step), key, b"v%d" % step if dice.random() < 0.8 else None, expire_ts))
-    return found
+        entries.append(Entry(at(step), key, b"v%d" % step if dice.random() < 0.8 else None, expire_ts))
+    return entries
 
 
 WRITES = writes()
@@ -64,9 +64,9 @@ MISSED = [entry for entry in WRITES if entry.ts not in {kept.ts for kept in LOG}
 
 @pytest.fixture(scope="module")
 def kv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("kvrows"), rows=entry_rows(LOG), builder=EntryLog) as made:
-        made.log.build(9, upto=at(STEPS + 1))
-        yield made
+    with api_world(tmp_path_factory.mktemp("kvrows"), rows=entry_rows(LOG), builder=EntryLog) as new_world:
+        new_world.log.build(9, upto=at(STEPS + 1))
+        yield new_world
 
 
 def truth(ts: int) -> dict[str, tuple[str, str, int | None, int | None]]:
@@ -112,11 +112,11 @@ def test_in_a_gap_only_the_keys_whose_versions_may_be_missing_are_refused(kv: Ap
             exact += 1
             continue
         assert gap.scanned_from_ts is not None
-        mine = answer.json()["facts"]
+        gap_facts = answer.json()["facts"]
         around = [str(gap.scanned_from_ts), str(gap.ts)]
-        assert [*mine["keys"], mine["before_ts"], mine["after_ts"]] == [key.hex(), *around]
-        assert mine["keys"] + mine["keys_before_ts"] + mine["keys_after_ts"] == [key.hex(), *around]
-        assert mine["before_time"] == tso.to_text(gap.scanned_from_ts)
+        assert [*gap_facts["keys"], gap_facts["before_ts"], gap_facts["after_ts"]] == [key.hex(), *around]
+        assert gap_facts["keys"] + gap_facts["keys_before_ts"] + gap_facts["keys_after_ts"] == [key.hex(), *around]
+        assert gap_facts["before_time"] == tso.to_text(gap.scanned_from_ts)
         refused += 1
     assert min(exact, refused) > 0
     assert int(facts["unknown"]) == refused
@@ -128,41 +128,40 @@ def test_in_a_gap_only_the_keys_whose_versions_may_be_missing_are_refused(kv: Ap
 
 
 def test_pages_keep_their_timestamp_while_the_log_grows(tmp_path: Path) -> None:
-    with api_world(tmp_path, rows=entry_rows(LOG), builder=EntryLog) as made:
-        made.log.build(3, upto=at(300))
-        answer = made.ok("/kv/rows", limit=7, prefix=b"k".hex())
+    with api_world(tmp_path, rows=entry_rows(LOG), builder=EntryLog) as world:
+        world.log.build(3, upto=at(300))
+        answer = world.ok("/kv/rows", limit=7, prefix=b"k".hex())
         lines, pages = events_of(answer), 1
-        made.log.flush(at(STEPS + 1))
+        world.log.flush(at(STEPS + 1))
         while has_more(answer):
-            answer = made.ok("/kv/rows", limit=7, prefix=b"k".hex(), cursor=next_cursor(answer))
+            answer = world.ok("/kv/rows", limit=7, prefix=b"k".hex(), cursor=next_cursor(answer))
             lines, pages = lines + events_of(answer), pages + 1
         assert pages > 3
         assert shown(lines) == truth(at(300))
-        later = made.get("/kv/rows", as_of=at(STEPS + 2), wait=0.1)
+        later = world.get("/kv/rows", as_of=at(STEPS + 2), wait=0.1)
         assert (later.status_code, later.json()["code"]) == (
             409,
-            made.get("/kv/rows", as_of="2090-01-01").json()["code"],
+            world.get("/kv/rows", as_of="2090-01-01").json()["code"],
         )
-        assert made.get("/kv/changes", cursor=next_cursor(made.ok("/kv/rows", limit=7))).json()["code"] == "TS-1003"
+        assert world.get("/kv/changes", cursor=next_cursor(world.ok("/kv/rows", limit=7))).json()["code"] == "TS-1003"
 
 
 def test_the_history_of_a_key_has_its_versions_and_says_where_others_may_be_missing(kv: ApiWorld) -> None:
     key = max({entry.key for entry in MISSED}, key=lambda k: sum(entry.key == k for entry in MISSED))
-    mine = [entry for entry in LOG if entry.key == key]
-    asked: dict[str, Any] = {"key": key.hex(), "limit": 2}
+    own = [entry for entry in LOG if entry.key == key]
+    params: dict[str, Any] = {"key": key.hex(), "limit": 2}
     lines: list[dict[str, Any]] = []
-    answer = kv.ok("/kv/history", **asked)
+    answer = kv.ok("/kv/history", **params)
     while True:
         lines += events_of(answer)
         if not has_more(answer):
             break
-        answer = kv.ok("/kv/history", **asked, cursor=next_cursor(answer))
+        answer = kv.ok("/kv/history", **params, cursor=next_cursor(answer))
     assert [(e["ts"], e["op"], e["value"], e["expire_ts"]) for e in lines] == [
-        (str(e.ts), "delete" if e.value is None else "put", e.value and e.value.hex(), e.expire_ts or None)
-        for e in mine
+        (str(e.ts), "delete" if e.value is None else "put", e.value and e.value.hex(), e.expire_ts or None) for e in own
     ]
-    assert [e.get("scanned_from_ts") for e in lines] == [e.scanned_from_ts and str(e.scanned_from_ts) for e in mine]
-    gap = next(e for e in mine if e.scanned_from_ts)
+    assert [e.get("scanned_from_ts") for e in lines] == [e.scanned_from_ts and str(e.scanned_from_ts) for e in own]
+    gap = next(e for e in own if e.scanned_from_ts)
     within = kv.ok("/kv/history", key=key.hex(), end_ts=gap.ts - 1)
     assert within.headers["TiStream-Gap"] == f"{gap.scanned_from_ts}-{gap.ts - 1}"
     assert "TiStream-Gap" not in kv.ok("/kv/history", key=key.hex(), end_ts=gap.ts).headers
@@ -195,11 +194,11 @@ def test_tables_and_keys_are_told_apart(kv: ApiWorld, tmp_path: Path) -> None:
 
 
 def test_an_expiry_of_64_bits_is_shown(tmp_path: Path) -> None:
-    with api_world(tmp_path, rows=entry_rows([Entry(300, b"", b"x", 2**64 - 1)]), builder=EntryLog) as made:
-        made.log.build(1, upto=400)
-        (line,) = events_of(made.ok("/kv/rows"))
+    with api_world(tmp_path, rows=entry_rows([Entry(300, b"", b"x", 2**64 - 1)]), builder=EntryLog) as world:
+        world.log.build(1, upto=400)
+        (line,) = events_of(world.ok("/kv/rows"))
         assert (line["key"], line["expire_ts"], line["expires_in_s"]) == ("", 2**64 - 1, 2**64 - 1)
-        assert [event["expire_ts"] for event in events_of(made.ok("/kv/history", key=""))] == [2**64 - 1]
+        assert [event["expire_ts"] for event in events_of(world.ok("/kv/history", key=""))] == [2**64 - 1]
 
 
 def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
@@ -221,9 +220,9 @@ def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
 
         async def read() -> list[dict[str, Any]]:
             async with connect_async(server.url) as client:
-                mine = client.tenant(1, 1).keys(prefix=b"k0")
-                assert [line["ts"] async for line in mine.history(key, end=ts)] == [line["ts"] for line in versions]
-                return [line async for line in mine.rows(as_of=ts, limit=3)]
+                keyspace = client.tenant(1, 1).keys(prefix=b"k0")
+                assert [line["ts"] async for line in keyspace.history(key, end=ts)] == [line["ts"] for line in versions]
+                return [line async for line in keyspace.rows(as_of=ts, limit=3)]
 
         assert asyncio.run(read()) == want
         command = [str(Path(sys.executable).with_name("tistream")), "snapshot", "--url", server.url, "--as-of", str(ts)]
@@ -236,18 +235,18 @@ def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
 
 
 def test_reads_begin_at_a_base_once_the_log_below_it_is_given_up(tmp_path: Path) -> None:
-    with api_world(tmp_path, rows=entry_rows(LOG), builder=EntryLog) as made:
+    with api_world(tmp_path, rows=entry_rows(LOG), builder=EntryLog) as world:
         floor = at(140)
-        made.log.build(2, upto=floor)
-        build = LocalExecutor(made.store).bases
+        world.log.build(2, upto=floor)
+        build = LocalExecutor(world.store).bases
         build_tenant_bases(
-            made.catalog, made.services.registry, TENANT, build, BaseSettings(lag_ms=0, due_ms=1), SystemClock()
+            world.catalog, world.services.registry, TENANT, build, BaseSettings(lag_ms=0, due_ms=1), SystemClock()
         )
-        made.log.flush(at(STEPS + 1))
-        refused = made.get("/kv/rows", as_of=at(200)).json()["facts"]
-        assert raise_floor(made.catalog, TENANT, seen_floor=0, to_ts=floor)
+        world.log.flush(at(STEPS + 1))
+        refused = world.get("/kv/rows", as_of=at(200)).json()["facts"]
+        assert raise_floor(world.catalog, TENANT, seen_floor=0, to_ts=floor)
         for step in (140, 149, 251, STEPS):
-            assert shown(events_of(made.ok("/kv/rows", as_of=at(step)))) == truth(at(step))
-        assert shown(events_of(made.ok("/kv/rows", as_of="earliest", limit=4))).items() <= truth(floor).items()
-        assert made.get("/kv/rows", as_of=floor - 1).status_code == 410
-        assert made.get("/kv/rows", as_of=at(200)).json()["facts"] == refused
+            assert shown(events_of(world.ok("/kv/rows", as_of=at(step)))) == truth(at(step))
+        assert shown(events_of(world.ok("/kv/rows", as_of="earliest", limit=4))).items() <= truth(floor).items()
+        assert world.get("/kv/rows", as_of=floor - 1).status_code == 410
+        assert world.get("/kv/rows", as_of=at(200)).json()["facts"] == refused

@@ -67,9 +67,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
     where = ("--catalog", f"sqlite:///{tmp_path}/catalog.db", "--object-store", f"file://{tmp_path}/bucket")
     process = TiStreamProcess("serve", *where, "--port", str(port), "--auth", "none", log=tmp_path / "log", env=env)
     with process:
-        made = Site(process, port)
-        wait_until_ready(process, made.url)
-        yield made
+        new_site = Site(process, port)
+        wait_until_ready(process, new_site.url)
+        yield new_site
 
 
 async def marks(reader: asyncio.StreamReader, count: int) -> None:
@@ -91,14 +91,14 @@ async def last_words(reader: asyncio.StreamReader) -> dict[str, str]:
 
 async def served_in_ms(site: Site, times: int) -> list[float]:
     """How long other readers wait for a page."""
-    found = []
+    waits_ms = []
     async with httpx2.AsyncClient(timeout=WAIT_S) as http:
         for _ in range(times):
             begun = time.monotonic()
             answer = await http.get(f"{site.url}{BASE}/changes", params={"start_ts": "earliest", "limit": 10})
             assert answer.status_code == 200
-            found.append((time.monotonic() - begun) * 1000)
-    return found
+            waits_ms.append((time.monotonic() - begun) * 1000)
+    return waits_ms
 
 
 def test_a_thousand_idle_streams_leave_room_for_others_and_end_cleanly(site: Site) -> None:

@@ -25,14 +25,14 @@ JSON, PROBLEM = "application/json", "application/problem+json"
 @pytest.fixture(scope="module")
 def http() -> Iterator[TestClient]:
     catalog = Catalog("sqlite:////nowhere/catalog.db")
-    with TestClient(control_app(catalog, "s3://bucket"), raise_server_exceptions=False) as made:
-        yield made
+    with TestClient(control_app(catalog, "s3://bucket"), raise_server_exceptions=False) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def document(http: TestClient) -> dict[str, Any]:
-    found: dict[str, Any] = http.get("/openapi.json").json()
-    return found
+    openapi: dict[str, Any] = http.get("/openapi.json").json()
+    return openapi
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -58,13 +58,13 @@ def test_every_json_answer_has_a_model_that_says_what_each_field_is(document: di
 
 def vague_parts(schemas: dict[str, Any], models: set[str]) -> set[str]:
     """The fields of these models, and of those that they are made of, that may hold anything."""
-    vague, todo, known = set(), list(models), set(models)
+    vague, todo, seen = set(), list(models), set(models)
 
     def look(schema: dict[str, Any], where: str) -> None:
         if "$ref" in schema:
             inner = schema["$ref"].rpartition("/")[2]
-            if inner not in known:
-                known.add(inner)
+            if inner not in seen:
+                seen.add(inner)
                 todo.append(inner)
             return
         parts = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
@@ -144,11 +144,11 @@ def address(name: str) -> str:
 
 def test_every_route_refuses_a_parameter_that_it_does_not_know(http: TestClient, document: dict[str, Any]) -> None:
     for name, operation in operations(document):
-        known = [p["name"] for p in operation.get("parameters", []) if p["in"] == "query"]
+        parameters = [p["name"] for p in operation.get("parameters", []) if p["in"] == "query"]
         answer = http.request(name.partition(" ")[0], address(name), params={"limitt": "5"})
         assert answer.status_code == 400, f"{name}: {answer.text}"
         assert answer.json()["facts"]["name"] == "limitt", name
-        hint = "Did you mean limit" if "limit" in known else "Known: " if known else "the route takes none"
+        hint = "Did you mean limit" if "limit" in parameters else "Known: " if parameters else "the route takes none"
         assert hint in answer.json()["detail"], name
 
 
@@ -160,16 +160,16 @@ def test_every_route_refuses_a_member_of_the_body_that_it_does_not_know(
         if name.startswith("GET "):
             continue
         text = json.dumps(operation.get("requestBody", {}))
-        found = re.search(r"#/components/schemas/(\w+)", text)
-        assert bool(found) == ("requestBody" in operation), name
+        match = re.search(r"#/components/schemas/(\w+)", text)
+        assert bool(match) == ("requestBody" in operation), name
         answer = http.request(name.partition(" ")[0], address(name), json={"database": "shop"})
         assert answer.status_code == 400, f"{name}: {answer.text}"
-        if found is None:
+        if match is None:
             assert "takes no body" in answer.json()["detail"], name
             continue
         bodies += 1
         assert answer.json()["facts"]["name"] == "database", name
-        assert "$ref" not in json.dumps([f.get("items") for f in schemas[found[1]]["properties"].values()]), name
+        assert "$ref" not in json.dumps([f.get("items") for f in schemas[match[1]]["properties"].values()]), name
     assert bodies > 7
 
 
@@ -181,24 +181,24 @@ def test_a_form_of_the_console_may_carry_its_token_alone(http: TestClient, sent:
 
 
 def test_every_get_route_answers_head(document: dict[str, Any], tmp_path: Path) -> None:
-    asked = [address(name) for name, _ in operations(document) if name.startswith("GET ")]
-    assert len(asked) > 40
+    paths = [address(name) for name, _ in operations(document) if name.startswith("GET ")]
+    assert len(paths) > 40
     with TestClient(control_app(new_catalog(tmp_path))) as http:
-        for path in asked:
-            got, head = http.get(path), http.head(path)
-            assert (head.status_code, head.content) == (got.status_code, b""), path
-            assert head.headers.get("content-type") == got.headers.get("content-type"), path
+        for path in paths:
+            full, head = http.get(path), http.head(path)
+            assert (head.status_code, head.content) == (full.status_code, b""), path
+            assert head.headers.get("content-type") == full.headers.get("content-type"), path
 
 
 def test_answers_fit_their_models_and_examples_have_the_shape_of_what_comes_now(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
-    now, asked, judged = record(tmp_path)
+    now, sent, judged = record(tmp_path)
     answers = {o["operationId"]: [r for c, r in o["responses"].items() if c[0] == "2"] for _, o in operations(document)}
-    assert judged == {name for name, found in answers.items() if any(JSON in r.get("content", {}) for r in found)}
-    for found, kept in ((now, recorded()), (asked, requests())):
-        assert set(found) == set(kept), "run: python -m tests.kit.api_examples"
-        for operation, examples in found.items():
+    assert judged == {name for name, those in answers.items() if any(JSON in r.get("content", {}) for r in those)}
+    for those, kept in ((now, recorded()), (sent, requests())):
+        assert set(those) == set(kept), "run: python -m tests.kit.api_examples"
+        for operation, examples in those.items():
             assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tests.kit.api_examples"
 
 
@@ -287,8 +287,8 @@ def wrong_time(name: str, value: Any) -> str | None:
     if name in ("ts", "as_of") or name.endswith("_ts"):
         return None if isinstance(value, str) and (value.isdecimal() or value in _WORDS) else "a TSO is decimal text"
     if name == "time" or name.endswith("_time"):
-        found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
-        return None if found and re.fullmatch(r"\.\d{3}Z", found[1]) else "a time is RFC 3339 in UTC with milliseconds"
+        match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+        return None if match and re.fullmatch(r"\.\d{3}Z", match[1]) else "a time is RFC 3339 in UTC with milliseconds"
     if name.endswith("_s"):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return None if is_number else "a span is a number of seconds"

@@ -41,13 +41,13 @@ def test_the_tables_of_a_replica_equal_tidb_at_every_moment(world: ApiWorld) -> 
 
 def test_every_delivered_row_is_a_row_of_the_log_and_ticdc_saw_as_many(world: ApiWorld) -> None:
     rows = [e for e in world.events() if e["type"] in ("insert", "update", "delete")]
-    found = {(e["key"], int(e["commit_ts"])) for e in rows}
-    assert len(found) == len(rows), "no row twice"
+    delivered = {(e["key"], int(e["commit_ts"])) for e in rows}
+    assert len(delivered) == len(rows), "no row twice"
     log = recording.committed_rows()
-    assert found <= set(zip((k.hex() for k in log["key"].to_pylist()), log["commit_ts"].to_pylist(), strict=True))
+    assert delivered <= set(zip((k.hex() for k in log["key"].to_pylist()), log["commit_ts"].to_pylist(), strict=True))
     ticdc = [m for m in recording.expected("ticdc-canal-json-tidb") if m["kind"] == "row"]
     split = sum(m.get("split") == "insert" for m in ticdc)
-    assert {int(m["commit_ts"]) for m in ticdc} == {ts for _, ts in found}
+    assert {int(m["commit_ts"]) for m in ticdc} == {ts for _, ts in delivered}
     assert len(ticdc) - split >= len(rows) - split
 
 
@@ -169,15 +169,15 @@ def test_the_link_leads_to_the_next_page(world: ApiWorld) -> None:
 
 @pytest.mark.parametrize("form", ["arrow", "raw-arrow"])
 def test_the_arrow_form_of_a_tenant_holds_the_rows_of_the_log(world: ApiWorld, form: str) -> None:
-    got = pa.concat_tables([arrow_of(p) for p in world.pages(format=form, limit=2000)])
+    table = pa.concat_tables([arrow_of(p) for p in world.pages(format=form, limit=2000)])
     log, history = recording.changed_rows(), recording.recorded_history()
     tables = [
         history.table_at(table_id, commit_ts - 1)
         for table_id, commit_ts in zip(log["table_id"].to_pylist(), log["commit_ts"].to_pylist(), strict=True)
     ]
-    assert got.drop_columns(["database", "table"]).equals(log.filter(pa.array([t is not None for t in tables])))
-    assert got.schema.field("commit_ts") == change.COMMITTED.field("commit_ts")
-    names = zip(got["database"].to_pylist(), got["table"].to_pylist(), strict=True)
+    assert table.drop_columns(["database", "table"]).equals(log.filter(pa.array([t is not None for t in tables])))
+    assert table.schema.field("commit_ts") == change.COMMITTED.field("commit_ts")
+    names = zip(table["database"].to_pylist(), table["table"].to_pylist(), strict=True)
     assert list(names) == [(t.db, t.name) for t in tables if t is not None]
 
 
@@ -269,7 +269,7 @@ def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:
 def test_cursors_stay_valid_while_the_log_grows(fresh: ApiWorld) -> None:
     """Pages between flushes that leave the tasks at different timestamps; resolved_ts never falls."""
     fresh.log.activate()
-    got: list[dict[str, object]] = []
+    events: list[dict[str, object]] = []
     at: dict[str, Any] = {"start_ts": "earliest"}
     last = 0
     ids = [task.task_id for task in list_tasks(fresh.catalog, TENANT)]
@@ -278,18 +278,18 @@ def test_cursors_stay_valid_while_the_log_grows(fresh: ApiWorld) -> None:
         answer = fresh.ok(format="ndjson", limit=500, **at)
         assert resolved_ts(answer) >= last
         last = resolved_ts(answer)
-        got += events_of(answer)
+        events += events_of(answer)
         at = {"cursor": next_cursor(answer)}
     fresh.log.flush(END)
     for page in fresh.pages(format="ndjson", limit=500, **at):
-        got += events_of(page)
+        events += events_of(page)
     whole = [e for e in fresh.events() if e["type"] != "resolved"]
-    marks = [int(str(e["resolved_ts"])) for e in got if e["type"] == "resolved"]
-    assert [e for e in got if e["type"] != "resolved"] == whole
+    marks = [int(str(e["resolved_ts"])) for e in events if e["type"] == "resolved"]
+    assert [e for e in events if e["type"] != "resolved"] == whole
     assert marks == sorted(marks)
     assert marks[-1] == END
     seen = 0
-    for event in got:
+    for event in events:
         if event["type"] == "resolved":
             seen = int(str(event["resolved_ts"]))
         else:
@@ -321,6 +321,6 @@ def test_readers_beside_a_writer_lose_and_repeat_nothing(fresh: ApiWorld) -> Non
         writer = pool.submit(write)
         readers = [pool.submit(read, limit) for limit in (300, 5000, 200_000)]
         writer.result(120)
-        found = [reader.result(120) for reader in readers]
+        pulls = [reader.result(120) for reader in readers]
     whole = [line for line in fresh.ok(format="ndjson", limit=200_000).content.split(b"\n") if line][:-1]
-    assert all(lines == whole for lines in found)
+    assert all(lines == whole for lines in pulls)

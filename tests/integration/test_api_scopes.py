@@ -41,9 +41,9 @@ def test_a_database_is_exactly_its_rows_of_the_whole(world: ApiWorld, everything
     names = {str(e["database"]) for e in rows(everything)}
     assert len(names) >= 3
     for name in names:
-        got = world.events(f"/databases/{name}/changes")
-        assert rows(got) == [e for e in rows(everything) if e["database"] == name]
-        assert [e for e in got if e["type"] == "ddl" and e["database"] == name] == [
+        events = world.events(f"/databases/{name}/changes")
+        assert rows(events) == [e for e in rows(everything) if e["database"] == name]
+        assert [e for e in events if e["type"] == "ddl" and e["database"] == name] == [
             e for e in everything if e["type"] == "ddl" and e["database"] == name
         ]
 
@@ -53,9 +53,9 @@ def test_every_table_is_its_rows_under_that_name(world: ApiWorld, everything: li
     assert len(names) > 60
     total = 0
     for database, table in sorted(names):
-        got = rows(world.events(f"/databases/{database}/tables/{table}/changes"))
-        assert got == [e for e in rows(everything) if (e["database"], e["table"]) == (database, table)]
-        total += len(got)
+        changes = rows(world.events(f"/databases/{database}/tables/{table}/changes"))
+        assert changes == [e for e in rows(everything) if (e["database"], e["table"]) == (database, table)]
+        total += len(changes)
     assert total == len(rows(everything))
 
 
@@ -87,7 +87,7 @@ def test_a_renamed_table_is_followed_by_name_not_by_id(world: ApiWorld, everythi
 
 def test_a_reader_of_a_renamed_table_is_told_its_new_name(world: ApiWorld) -> None:
     history = recording.recorded_history()
-    end, told = history.resolved_ts, 0
+    end, renames = history.resolved_ts, 0
     events = sorted([*ddl("rename table"), *ddl("rename tables")], key=lambda e: e.commit_ts)
     for event in {(e.old_db, e.old_table): e for e in events}.values():
         old = f"/databases/{event.old_db}/tables/{event.old_table}/changes"
@@ -105,15 +105,15 @@ def test_a_reader_of_a_renamed_table_is_told_its_new_name(world: ApiWorld) -> No
         new = f"/databases/{facts['database']}/tables/{facts['table']}/changes"
         assert world.ok(new, start_ts=facts["renamed_ts"]).status_code == 200
         assert world.get(f"{old}:stream", cursor=cursor).json()["code"] == "TS-1009"
-        told += 1
-    assert told
+        renames += 1
+    assert renames
 
 
 def test_a_truncated_table_goes_on_under_its_new_id(world: ApiWorld, everything: list[dict[str, object]]) -> None:
     several = {}
     for event in ddl("truncate table"):
-        got = rows(world.events(f"/databases/{event.db}/tables/{event.table}/changes"))
-        several[event.table] = {e["table_id"] for e in got}
+        changes = rows(world.events(f"/databases/{event.db}/tables/{event.table}/changes"))
+        several[event.table] = {e["table_id"] for e in changes}
     assert any(len(ids) > 1 for ids in several.values())
 
 
@@ -122,9 +122,9 @@ def test_a_partitioned_table_is_the_sum_of_its_partitions(world: ApiWorld) -> No
     partitions = {t["table"]: set(t["partition_ids"]) for t in tables if len(t.get("partition_ids") or ()) > 1}
     several = 0
     for table, ids in partitions.items():
-        got = rows(world.events(f"/databases/shop/tables/{table}/changes"))
-        assert {e["table"] for e in got} == {table}
-        several += len({str(e["table_id"]) for e in got} & {str(i) for i in ids}) > 1
+        changes = rows(world.events(f"/databases/shop/tables/{table}/changes"))
+        assert {e["table"] for e in changes} == {table}
+        several += len({str(e["table_id"]) for e in changes} & {str(i) for i in ids}) > 1
     assert several >= 4
 
 
@@ -133,14 +133,14 @@ def test_an_exchange_concerns_both_tables_and_a_dropped_database_all_its_tables(
     assert event.version is not None
     assert event.exchanged is not None
     for table in (event.version, event.exchanged):
-        got = world.events(f"/databases/{table.db}/tables/{table.name}/changes")
-        assert "exchange partition" in {e["kind"] for e in got if e["type"] == "ddl"}
+        events = world.events(f"/databases/{table.db}/tables/{table.name}/changes")
+        assert "exchange partition" in {e["kind"] for e in events if e["type"] == "ddl"}
     (drop,) = ddl("drop schema")
     gone = recording.recorded_history().tables(drop.db, drop.commit_ts - 1)
     assert gone
     for dropped in gone:
-        got = world.events(f"/databases/{drop.db}/tables/{dropped.name}/changes")
-        assert "drop schema" in {e["kind"] for e in got if e["type"] == "ddl"}
+        events = world.events(f"/databases/{drop.db}/tables/{dropped.name}/changes")
+        assert "drop schema" in {e["kind"] for e in events if e["type"] == "ddl"}
 
 
 def test_names_are_read_in_any_case(world: ApiWorld) -> None:
@@ -199,14 +199,14 @@ def test_a_time_above_the_served_one_lists_what_is_served(world: ApiWorld) -> No
 def test_a_name_may_hold_a_slash(world: ApiWorld, path: str) -> None:
     """There is no such table here; what matters is that the answer is about the whole name."""
     start = {} if path in ("rows", "definition") else {"start_ts": "earliest"}
-    found = world.http.get(f"{BASE}/databases/shop/tables/a%2Fb%2fc%20%25/{path}", params=start)
-    assert found.status_code == 404
-    assert "a/b/c %" in found.json()["detail"]
+    refused = world.http.get(f"{BASE}/databases/shop/tables/a%2Fb%2fc%20%25/{path}", params=start)
+    assert refused.status_code == 404
+    assert "a/b/c %" in refused.json()["detail"]
 
 
 def test_a_database_may_hold_a_slash(world: ApiWorld) -> None:
-    found = world.http.get(f"{BASE}/databases/no%2Fsuch/tables")
-    assert (found.status_code, "no/such" in found.json()["detail"]) == (404, True)
+    refused = world.http.get(f"{BASE}/databases/no%2Fsuch/tables")
+    assert (refused.status_code, "no/such" in refused.json()["detail"]) == (404, True)
 
 
 def test_an_end_beyond_every_tso_is_an_end(world: ApiWorld) -> None:
@@ -254,8 +254,8 @@ def old(world: ApiWorld) -> TestClient:
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_are_refused_over_http_1_0(old: TestClient, form: str) -> None:
     """Without chunks the end of a connection is the end of the body, and a body that broke off looks whole."""
-    found = old.get(f"{BASE}/databases/shop/tables/customers/rows?format={form}")
-    assert (found.status_code, "HTTP/1.1" in found.json()["detail"]) == (400, True)
+    refused = old.get(f"{BASE}/databases/shop/tables/customers/rows?format={form}")
+    assert (refused.status_code, "HTTP/1.1" in refused.json()["detail"]) == (400, True)
 
 
 def test_every_other_answer_has_a_length_over_http_1_0(world: ApiWorld, old: TestClient) -> None:
@@ -272,5 +272,5 @@ def test_every_other_answer_has_a_length_over_http_1_0(world: ApiWorld, old: Tes
         f"{table}/definition",
     ):
         for coding in ("identity", "gzip", "zstd"):
-            found = old.get(path, headers={"Accept-Encoding": coding})
-            assert (found.status_code, "content-length" in found.headers) == (200, True), path
+            answer = old.get(path, headers={"Accept-Encoding": coding})
+            assert (answer.status_code, "content-length" in answer.headers) == (200, True), path

@@ -22,18 +22,18 @@ TS_MAX = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("whole")) as made:
-        made.log.build(6, upto=made.log.cuts(5)[0])
-        yield made
+    with api_world(tmp_path_factory.mktemp("whole")) as new_world:
+        new_world.log.build(6, upto=new_world.log.cuts(5)[0])
+        yield new_world
 
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """The same log; a flush lies in as many objects as it has five rows."""
-    with api_world(tmp_path_factory.mktemp("cut")) as made:
-        made.log.rows_per_object = ROWS_PER_OBJECT
-        made.log.build(6, upto=made.log.cuts(5)[0])
-        yield made
+    with api_world(tmp_path_factory.mktemp("cut")) as new_world:
+        new_world.log.rows_per_object = ROWS_PER_OBJECT
+        new_world.log.build(6, upto=new_world.log.cuts(5)[0])
+        yield new_world
 
 
 def segments(world: ApiWorld) -> list[SegmentRow]:
@@ -68,12 +68,12 @@ def test_another_format_too(whole: ApiWorld, cut: ApiWorld) -> None:
 
 def test_undecoded_rows_are_the_same_once_each(whole: ApiWorld, cut: ApiWorld) -> None:
     by = [("commit_ts", "ascending"), ("table_id", "ascending"), ("start_ts", "ascending"), ("key", "ascending")]
-    found = [
+    tables = [
         pa.concat_tables([arrow_of(page) for page in world.pages(limit=700, format="raw-arrow")]).combine_chunks()
         for world in (whole, cut)
     ]
-    assert found[0]["commit_ts"].to_pylist() == found[1]["commit_ts"].to_pylist()
-    assert found[0].sort_by(by).equals(found[1].sort_by(by))
+    assert tables[0]["commit_ts"].to_pylist() == tables[1]["commit_ts"].to_pylist()
+    assert tables[0].sort_by(by).equals(tables[1].sort_by(by))
 
 
 def test_a_page_that_is_full_in_the_middle_of_a_transaction_ends_behind_it(whole: ApiWorld, cut: ApiWorld) -> None:

@@ -47,17 +47,17 @@ Query: TypeAlias = dict[str, str | int | float]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamWorld]:
-    with stream_world(tmp_path_factory.mktemp("streams")) as made:
-        made.api.log.build(FLUSHES)
-        yield made
+    with stream_world(tmp_path_factory.mktemp("streams")) as new_world:
+        new_world.api.log.build(FLUSHES)
+        yield new_world
 
 
 @pytest.fixture
 def growing(tmp_path: Path) -> Iterator[StreamWorld]:
     """The log holds half of the recording."""
-    with stream_world(tmp_path, FollowLimits(streams_max=3, waits_max=60, slow_consumer_s=4)) as made:
-        made.api.log.build(4, upto=made.api.log.cuts(2)[0])
-        yield made
+    with stream_world(tmp_path, FollowLimits(streams_max=3, waits_max=60, slow_consumer_s=4)) as new_world:
+        new_world.api.log.build(4, upto=new_world.api.log.cuts(2)[0])
+        yield new_world
 
 
 def changes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -108,9 +108,9 @@ def test_coded_streams_can_be_read_as_they_come(world: StreamWorld, coding: str)
 
 
 def test_events_resume_at_the_last_id_with_nothing_lost_or_repeated(world: StreamWorld) -> None:
-    got: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     last_id, opened = "", 0
-    while not got or last_id != position.encode_cursor(Scope(tenant=TENANT), END):
+    while not events or last_id != position.encode_cursor(Scope(tenant=TENANT), END):
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         unsure: list[dict[str, Any]] = []
         opened += 1
@@ -119,14 +119,14 @@ def test_events_resume_at_the_last_id_with_nothing_lost_or_repeated(world: Strea
             for n, event in enumerate(sse_of(answer)):
                 if event.get("event") == "resolved":
                     last_id = event["id"]
-                    got += unsure
+                    events += unsure
                     unsure = []
                     if n > 2500 or last_id == position.encode_cursor(Scope(tenant=TENANT), END):
                         break
                 else:
                     unsure.append(event["data"])
     assert opened > 2
-    assert got == [e for e in world.api.events() if e["type"] != "resolved"]
+    assert events == [e for e in world.api.events() if e["type"] != "resolved"]
 
 
 @pytest.mark.parametrize("fmt", ["canal-json", "open-protocol", "simple", "debezium"])
@@ -279,10 +279,10 @@ def test_when_the_server_stops_streams_end_with_their_cursor_and_waits_answer(tm
 
 def quarantine(world: StreamWorld, good_ts: int) -> str:
     """As a sorter records it; the object."""
-    found = Contradiction(store_id=4, incarnation=1, seq=9, good_ts=good_ts, promised_ts=good_ts + 1, rows=1, sample=())
+    fault = Contradiction(store_id=4, incarnation=1, seq=9, good_ts=good_ts, promised_ts=good_ts + 1, rows=1, sample=())
     issue_incarnation(world.api.log.catalog, TENANT, 4)
     task = list_tasks(world.api.log.catalog, TENANT)[0]
-    assert record_quarantine(world.api.log.catalog, TENANT, task.task_id, task.epoch, found)
+    assert record_quarantine(world.api.log.catalog, TENANT, task.task_id, task.epoch, fault)
     return str(BatchKey(tenant=TENANT, store_id=4, incarnation=1, seq=9))
 
 
@@ -417,13 +417,13 @@ def test_a_tenant_that_is_deleted_ends_its_streams_and_every_read_is_gone(growin
         last = next(event for event in lines if is_end(event))
         assert (last["reason"], last["problem"]["code"]) == ("error", "TS-1016")
         assert waiting.result(WAIT_S).status_code == 410
-    for path, asked in (
+    for path, params in (
         ("/changes", {"start_ts": "earliest"}), ("/changes", {"cursor": position}), ("/databases", {}),
         ("/databases/shop/tables/customers/rows", {"as_of": "latest"}), ("/files", {"start_ts": "earliest"}),
         ("/changes/splits", {"start_ts": "earliest"}), ("/changes:stream", {"start_ts": "earliest"}), ("/lag", {}),
         ("/ddl", {}),
     ):  # fmt: skip
-        refused = api.get(path, **asked)
+        refused = api.get(path, **params)
         assert (refused.status_code, refused.json()["code"]) == (410, "TS-1016"), (path, refused.text)
     assert [t["state"] for t in api.http.get("/v1/tenants").json()["items"]] == ["DELETING"]
     assert api.get("").json()["state"] == "DELETING"

@@ -37,16 +37,16 @@ END = recording_end()
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
-    with served_log(tmp_path_factory.mktemp("tables")) as made:
-        made.log.build(12).seed()
-        yield made
+    with served_log(tmp_path_factory.mktemp("tables")) as new_log:
+        new_log.log.build(12).seed()
+        yield new_log
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path) as made:
-        made.log.build(9).seed()
-        yield made
+    with api_world(tmp_path) as new_world:
+        new_world.log.build(9).seed()
+        yield new_world
 
 
 def path_of(db: str, table: str, ts: object = END) -> str:
@@ -89,10 +89,10 @@ def test_the_bytes_are_the_same_from_every_server_and_layout(world: ApiWorld) ->
 
 def test_it_holds_what_the_rows_are(world: ApiWorld) -> None:
     for name in (("shop", "t_ints"), ("shop", "t_bins"), ("shop", "customers"), ("shop", "gtt")):
-        found = pq.read_table(io.BytesIO(world.ok(path_of(*name)).content))
+        file = pq.read_table(io.BytesIO(world.ok(path_of(*name)).content))
         rows = arrow_of(world.ok(f"/databases/{name[0]}/tables/{name[1]}/rows", format="arrow"))
-        assert found.to_pylist() == rows.to_pylist()
-        assert found.schema.names == rows.schema.names
+        assert file.to_pylist() == rows.to_pylist()
+        assert file.schema.names == rows.schema.names
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_refusals(world: ApiWorld, path: str, status: int) -> None:
 
 def test_a_file_is_made_once_for_all_and_kept_a_while(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TableFiles(world.services)
-    made: list[object] = []
-    monkeypatch.setattr(files, "_make", overheard(files._make, made))
+    files_made: list[object] = []
+    monkeypatch.setattr(files, "_make", overheard(files._make, files_made))
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(files.get, [request_of("shop", "acct")] * 6))
-    assert len(made) == 1
-    assert len({id(file) for file in found}) == 1
+        files_served = list(pool.map(files.get, [request_of("shop", "acct")] * 6))
+    assert len(files_made) == 1
+    assert len({id(file) for file in files_served}) == 1
     world.clock.advance(KEPT_MS / 1000 - 1)
     files.get(request_of("shop", "acct"))
     world.clock.advance(KEPT_MS / 1000 - 1)
     files.get(request_of("shop", "acct"))
-    assert len(made) == 1, "each use keeps it"
+    assert len(files_made) == 1, "each use keeps it"
     world.clock.advance(KEPT_MS / 1000 + 1)
     again = files.get(request_of("shop", "acct"))
-    assert len(made) == 2
-    assert again.etag == found[0].etag
-    assert found[0].read(0, 4) == b"PAR1", "who reads it still has it"
+    assert len(files_made) == 2
+    assert again.etag == files_served[0].etag
+    assert files_served[0].read(0, 4) == b"PAR1", "who reads it still has it"
 
 
 def test_each_timestamp_has_a_file_and_few_stay_open(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:

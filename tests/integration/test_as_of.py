@@ -34,17 +34,17 @@ MOMENTS = replica.moments(EXPECTED)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("asof")) as made:
-        made.log.build(40).seed()
-        yield made
+    with api_world(tmp_path_factory.mktemp("asof")) as new_world:
+        new_world.log.build(40).seed()
+        yield new_world
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """The same log without a seed."""
-    with api_world(tmp_path_factory.mktemp("bare")) as made:
-        made.log.build(10)
-        yield made
+    with api_world(tmp_path_factory.mktemp("bare")) as new_world:
+        new_world.log.build(10)
+        yield new_world
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.label)
@@ -166,23 +166,23 @@ def test_without_a_seed_old_tables_are_refused_and_new_ones_are_whole(bare: ApiW
 
 def test_a_seed_without_its_manifest_is_never_used(tmp_path: Path) -> None:
     store = MemoryStore()
-    with api_world(tmp_path, store) as made:
-        made.log.build(3)
+    with api_world(tmp_path, store) as api:
+        api.log.build(3)
 
         class Interrupted(MemoryStore):
             def put(self, key: str, data: bytes | memoryview) -> None:
-                if key == str(manifest_key(TENANT, made.log.start_ts, 0)):
+                if key == str(manifest_key(TENANT, api.log.start_ts, 0)):
                     raise InvalidInput("the writer died here")
                 store.put(key, data)
 
-        made.log.store = Interrupted()
+        api.log.store = Interrupted()
         with pytest.raises(InvalidInput):
-            made.log.seed()
-        assert made.get(rows_path("shop", "customers")).json()["code"] == "TS-1011"
-        made.log.store = store
-        made.log.seed()
-        made.log.seed()  # again: nothing changes
-        assert len(events_of(made.ok(rows_path("shop", "customers")))) > 10
+            api.log.seed()
+        assert api.get(rows_path("shop", "customers")).json()["code"] == "TS-1011"
+        api.log.store = store
+        api.log.seed()
+        api.log.seed()  # again: nothing changes
+        assert len(events_of(api.ok(rows_path("shop", "customers")))) > 10
 
 
 def test_a_seed_of_one_table_serves_that_table_only(fresh: ApiWorld, world: ApiWorld) -> None:
@@ -190,8 +190,8 @@ def test_a_seed_of_one_table_serves_that_table_only(fresh: ApiWorld, world: ApiW
     history = recorded_history()
     customers = history.find("shop", "customers", history.start_ts)
     rows = pa.concat_tables(list(captured_rows(Capture(RECORDING))))
-    mine = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
-    fresh.log.seed(mine, table_id=customers.id)
+    rows_of_table = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
+    fresh.log.seed(rows_of_table, table_id=customers.id)
     path = rows_path("shop", "customers")
     assert fresh.ok(path, as_of=END).content == world.ok(path, as_of=END).content
     others = [t.name for t in history.tables("shop", history.start_ts) if t.name != "customers"]
@@ -203,16 +203,16 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
     middle = next(m for m in MOMENTS if m.label == "m-mix1")
     history = recorded_history()
     table = history.find("shop", "customers", middle.ts)
-    with api_world(tmp_path) as made:
-        made.log.build(3)
+    with api_world(tmp_path) as api:
+        api.log.build(3)
         state = replayed(table.id, middle.ts)
-        made.log.seed(state, ts=middle.ts, table_id=table.id)
+        api.log.seed(state, ts=middle.ts, table_id=table.id)
         path = rows_path("shop", "customers")
-        early = made.get(path, as_of=middle.ts - 1)
+        early = api.get(path, as_of=middle.ts - 1)
         assert (early.status_code, early.json()["facts"]["earliest_ts"]) == (410, str(middle.ts))
         for moment in MOMENTS:
             if moment.ts >= middle.ts:
-                answer = made.ok(path, as_of=moment.ts)
+                answer = api.ok(path, as_of=moment.ts)
                 assert answer.content == world.ok(path, as_of=moment.ts).content
                 assert answer.headers["TiStream-Base-Ts"] == str(middle.ts)
 
@@ -260,21 +260,21 @@ def test_rows_that_are_no_changes_count_here_and_are_not_pulled(tmp_path: Path, 
     rows = committed_rows()
     history = recorded_history()
     table = history.find("shop", "k_int", END)
-    mine = pc.equal(rows["table_id"], table.id)
-    flags = pc.if_else(mine, pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()), rows["flags"])
-    with api_world(tmp_path, rows=with_columns(rows, flags=flags)) as made:
-        made.log.build(3).seed()
+    of_table = pc.equal(rows["table_id"], table.id)
+    flags = pc.if_else(of_table, pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()), rows["flags"])
+    with api_world(tmp_path, rows=with_columns(rows, flags=flags)) as api:
+        api.log.build(3).seed()
         path = rows_path("shop", "k_int")
-        assert made.ok(path).content == world.ok(path).content
-        assert [e for e in made.events("/databases/shop/tables/k_int/changes") if e["type"] != "ddl"][:-1] == []
+        assert api.ok(path).content == world.ok(path).content
+        assert [e for e in api.events("/databases/shop/tables/k_int/changes") if e["type"] != "ddl"][:-1] == []
 
 
 def test_a_row_that_cannot_be_decoded_is_never_left_out(tmp_path: Path) -> None:
     rows = committed_rows()
     table = recorded_history().find("shop", "k_int", END)
     at = [n for n, i in enumerate(rows["table_id"].to_pylist()) if i == table.id][-1]
-    with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
-        made.log.build(3).seed()
-        answer = made.get(rows_path("shop", "k_int"))
+    with api_world(tmp_path, rows=with_broken_value(rows, at)) as api:
+        api.log.build(3).seed()
+        answer = api.get(rows_path("shop", "k_int"))
         assert (answer.status_code, answer.json()["code"]) == (500, "TS-1021")
         assert answer.json()["facts"]["key"] == rows["key"][at].as_py().hex()

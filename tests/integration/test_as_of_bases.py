@@ -57,25 +57,25 @@ def build(world: ApiWorld, *, lag_ms: int = 0, window_ms: int = EVER, plan: Base
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """The recording in the log, and its seed."""
-    with api_world(tmp_path_factory.mktemp("plain")) as made:
-        made.log.build(40).seed()
-        yield made
+    with api_world(tmp_path_factory.mktemp("plain")) as new_world:
+        new_world.log.build(40).seed()
+        yield new_world
 
 
 @pytest.fixture(scope="module")
 def based(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """The same, with bases that were built, each on the last, at ten timestamps while the log grew, and the log
     compacted in between."""
-    with api_world(tmp_path_factory.mktemp("based")) as made:
-        made.log.activate().seed()
+    with api_world(tmp_path_factory.mktemp("based")) as new_world:
+        new_world.log.activate().seed()
         compacted = 0
-        for n, ts in enumerate(made.log.cuts(10)):
-            made.log.flush(ts)
-            assert build(made).end is JobEnd.COMMITTED
-            compacted += n % 3 == 2 and compact(made) is JobEnd.COMMITTED
-        made.log.flush(END)
+        for n, ts in enumerate(new_world.log.cuts(10)):
+            new_world.log.flush(ts)
+            assert build(new_world).end is JobEnd.COMMITTED
+            compacted += n % 3 == 2 and compact(new_world) is JobEnd.COMMITTED
+        new_world.log.flush(END)
         assert compacted
-        yield made
+        yield new_world
 
 
 def compact(world: ApiWorld) -> JobEnd:
@@ -113,10 +113,10 @@ def test_at_any_timestamp_the_versions_are_those_of_a_replay(
         except NotFound:
             continue
         chosen = choose(history, table, ts, seeds=seeds, bases=bases, log_start_ts=world.log.start_ts)
-        mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, chosen, ts)])
+        versions = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, chosen, ts)])
         theirs = pa.concat_tables([replayed(i, ts) for i in sorted(table.physical_ids)])
-        assert mine.equals(theirs.select(STATE.names).cast(STATE))
-        compared += mine.num_rows
+        assert versions.equals(theirs.select(STATE.names).cast(STATE))
+        compared += versions.num_rows
     assert compared > 0
 
 
@@ -159,23 +159,23 @@ def test_a_crash_before_commit_leaves_orphans(plain: ApiWorld, tmp_path: Path, m
     def crashed(*_: object, **__: object) -> bool:
         raise Crash
 
-    with api_world(tmp_path) as made:
-        made.log.build(5).seed()
+    with api_world(tmp_path) as world:
+        world.log.build(5).seed()
         with monkeypatch.context() as patched:
             patched.setattr(base_job, "add_bases", crashed)
             with pytest.raises(Crash):
-                build(made)
-        left = [info.key for info in made.store.list("bases/")]
+                build(world)
+        left = [info.key for info in world.store.list("bases/")]
         assert left
-        assert list_bases(made.catalog, TENANT) == []
-        assert made.ok(rows_path("shop", "acct")).content == plain.ok(rows_path("shop", "acct")).content
-        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
-        assert list(made.store.list("bases/")) == []
-        assert build(made).end is JobEnd.COMMITTED, "the next round begins again"
-        assert made.ok(rows_path("shop", "acct")).content == plain.ok(rows_path("shop", "acct")).content
-        there = {info.key for info in made.store.list("bases/")}
-        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
-        assert {info.key for info in made.store.list("bases/")} == there != set()
+        assert list_bases(world.catalog, TENANT) == []
+        assert world.ok(rows_path("shop", "acct")).content == plain.ok(rows_path("shop", "acct")).content
+        Collector(world.catalog, world.store, world.clock, grace_ms=0).step()
+        assert list(world.store.list("bases/")) == []
+        assert build(world).end is JobEnd.COMMITTED, "the next round begins again"
+        assert world.ok(rows_path("shop", "acct")).content == plain.ok(rows_path("shop", "acct")).content
+        there = {info.key for info in world.store.list("bases/")}
+        Collector(world.catalog, world.store, world.clock, grace_ms=0).step()
+        assert {info.key for info in world.store.list("bases/")} == there != set()
 
 
 def test_what_a_base_was_made_of_must_be_there_still(fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,23 +208,23 @@ def test_what_a_base_was_made_of_must_be_there_still(fresh: ApiWorld, monkeypatc
 def test_a_newer_seed_than_its_own_takes_a_bases_place(tmp_path: Path, plain: ApiWorld) -> None:
     """A seed says what the log does not: here the rows of a table with a conversion that is refused without it."""
     acct = recorded_history().find("shop", "acct", END)
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        made.log.flush(MIX2)
-        build(made)
+    with api_world(tmp_path) as world:
+        world.log.activate().seed()
+        world.log.flush(MIX2)
+        build(world)
         path = rows_path("shop", "acct")
-        assert made.ok(path, as_of=MIX2).content == plain.ok(path, as_of=MIX2).content
+        assert world.ok(path, as_of=MIX2).content == plain.ok(path, as_of=MIX2).content
         rows = replayed(acct.id, MIX1)
         said = rows.filter(pa.array([n != 0 for n in range(rows.num_rows)]))  # what differs shows who was asked
-        made.log.seed(said, ts=MIX1, table_id=acct.id)
-        answer = made.ok(path, as_of=MIX2)
+        world.log.seed(said, ts=MIX1, table_id=acct.id)
+        answer = world.ok(path, as_of=MIX2)
         assert answer.headers["TiStream-Base-Ts"] == str(MIX1)
         assert answer.content != plain.ok(path, as_of=MIX2).content
-        made.log.seed(rows, ts=MIX1 + 1, table_id=acct.id)
-        made.log.flush(END)
-        build(made)
-        assert made.ok(path).content == plain.ok(path).content
-        (base,) = list_bases(made.catalog, TENANT, [acct.id])
+        world.log.seed(rows, ts=MIX1 + 1, table_id=acct.id)
+        world.log.flush(END)
+        build(world)
+        assert world.ok(path).content == plain.ok(path).content
+        (base,) = list_bases(world.catalog, TENANT, [acct.id])
         assert (base.ts, base.seed_ts) == (END, MIX1 + 1), "built on the newest seed; the one that it overtook is gone"
 
 
@@ -234,8 +234,8 @@ def test_a_base_keeps_a_conversion_refused(based: ApiWorld, plain: ApiWorld, mon
     refused, history = 0, recorded_history()
     for moment in MOMENTS:
         for table in (t for t in moment.tables if t["kind"] == "table"):
-            found = columns.readings(history, history.find(table["db"], table["table"], moment.ts), moment.ts)
-            if not any(reading.converts for reading in found.values()):
+            readings = columns.readings(history, history.find(table["db"], table["table"], moment.ts), moment.ts)
+            if not any(reading.converts for reading in readings.values()):
                 continue
             path = rows_path(table["db"], table["table"])
             over_seed, over_base = plain.get(path, as_of=moment.ts), based.get(path, as_of=moment.ts)
@@ -255,11 +255,11 @@ def test_bases_outside_the_window_go_and_their_moments_stay_readable(fresh: ApiW
         build(fresh)
     history = recorded_history()
     acct = history.find("shop", "acct", END).id
-    had = [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])]
-    assert len(had) > 3
-    window_ms = tso.physical_ms(cuts[-1]) - tso.physical_ms(had[1]) + 1
+    bases = [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])]
+    assert len(bases) > 3
+    window_ms = tso.physical_ms(cuts[-1]) - tso.physical_ms(bases[1]) + 1
     assert build(fresh, window_ms=window_ms).retired > 0
-    assert [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])] == had[:3], "and the one below it"
+    assert [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])] == bases[:3], "and the one below it"
     build(fresh, window_ms=0)
     kept = {(base.table_id, base.ts) for base in list_bases(fresh.catalog, TENANT)}
     assert len(kept) == len({table_id for table_id, _ in kept}), "one of each table"
@@ -304,25 +304,25 @@ class Meddled(OpenFolder):
 
 def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Path, plain: ApiWorld) -> None:
     store = Meddled()
-    with api_world(tmp_path, store) as made:
-        made.log.activate().seed()
+    with api_world(tmp_path, store) as world:
+        world.log.activate().seed()
         cuts = (MIX1, MIX2)
-        made.log.flush(cuts[0])
-        build(made)
+        world.log.flush(cuts[0])
+        build(world)
         old = {info.key for info in store.list("bases/")}
-        collector = Collector(made.catalog, store, made.clock, grace_ms=0)
+        collector = Collector(world.catalog, store, world.clock, grace_ms=0)
 
         def retire() -> None:
-            made.log.flush(cuts[1])
-            assert build(made, window_ms=0).retired > 0
+            world.log.flush(cuts[1])
+            assert build(world, window_ms=0).retired > 0
             collector.step()
             assert old <= {info.key for info in store.list("bases/")}
 
         store.before = retire
         path = rows_path("shop", "acct")
-        assert made.ok(path, as_of=cuts[0]).content == plain.ok(path, as_of=cuts[0]).content
+        assert world.ok(path, as_of=cuts[0]).content == plain.ok(path, as_of=cuts[0]).content
         assert store.before is None
-        with made.catalog.transaction() as conn:
+        with world.catalog.transaction() as conn:
             conn.execute(tables.read_leases.delete())
         assert collector.step() > 0
         assert not old <= {info.key for info in store.list("bases/")}
@@ -353,18 +353,18 @@ def test_a_read_survives_a_retired_base(fresh: ApiWorld, plain: ApiWorld, monkey
     stale = list_bases(fresh.catalog, TENANT)
     fresh.log.flush(cuts[1])
     build(fresh, window_ms=0)
-    asked: list[int] = []
+    calls: list[int] = []
 
     def listed(*args: Any) -> list[BaseRow]:
-        asked.append(1)
-        return stale if len(asked) == 1 else list_bases(*args)
+        calls.append(1)
+        return stale if len(calls) == 1 else list_bases(*args)
 
     path = rows_path("shop", "acct")
     want = plain.ok(path, as_of=cuts[1]).content
     monkeypatch.setattr(read, "list_bases", listed)
     assert fresh.ok(path, as_of=cuts[1]).content == want
-    assert len(asked) == 2
-    asked.clear()
+    assert len(calls) == 2
+    calls.clear()
     monkeypatch.setattr(read, "list_bases", lambda *_: stale)
     assert fresh.get(path, as_of=cuts[1]).status_code == 503, "it gives up one day"
 

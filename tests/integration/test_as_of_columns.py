@@ -35,9 +35,9 @@ GEN, EVOLVE = "/databases/shop/tables/t_gen/rows", "/databases/shop/tables/evolv
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("columns")) as made:
-        made.log.build(3).seed()
-        yield made
+    with api_world(tmp_path_factory.mktemp("columns")) as new_world:
+        new_world.log.build(3).seed()
+        yield new_world
 
 
 def virtual_columns(name: str) -> list[tuple[str, str]]:
@@ -47,16 +47,16 @@ def virtual_columns(name: str) -> list[tuple[str, str]]:
 
 
 def told(text: str | bytes) -> list[tuple[str, str]]:
-    found = json.loads(text)
-    assert {each["reason"] for each in found} == {"virtual generated column"}
-    return [(each["column"], each["expression"]) for each in found]
+    columns_left_out = json.loads(text)
+    assert {each["reason"] for each in columns_left_out} == {"virtual generated column"}
+    return [(each["column"], each["expression"]) for each in columns_left_out]
 
 
 def test_virtual_columns_are_left_out_and_that_is_said(world: ApiWorld) -> None:
-    wanted = virtual_columns("t_gen")
-    assert [name for name, _ in wanted] == ["vv", "jv"]
+    virtual = virtual_columns("t_gen")
+    assert [name for name, _ in virtual] == ["vv", "jv"]
     for form in ("ndjson", "csv", "sql", "arrow", "parquet"):
-        assert told(world.ok(GEN, format=form).headers["TiStream-Left-Out"]) == wanted
+        assert told(world.ok(GEN, format=form).headers["TiStream-Left-Out"]) == virtual
     (names,) = {tuple(line["columns"]) for line in events_of(world.ok(GEN))}
     assert names == ("id", "a", "b", "sv", "c", "tail")
     arrow = arrow_of(world.ok(GEN, format="arrow"))
@@ -64,17 +64,17 @@ def test_virtual_columns_are_left_out_and_that_is_said(world: ApiWorld) -> None:
     file = pq.read_table(io.BytesIO(world.ok(f"{GEN}/{END.ts}.parquet").content))
     for table in (arrow, parquet, file):
         assert tuple(table.schema.names) == names
-        assert told(table.schema.metadata[b"tistream.left_out"]) == wanted
+        assert told(table.schema.metadata[b"tistream.left_out"]) == virtual
 
 
 def test_a_header_has_as_many_columns_as_clients_take() -> None:
     """Clients refuse a long head; what does not fit is counted."""
     missing = [("shop.t", LeftOut(f"virtual_{n}", "json_extract(`doc`,_utf8mb4'$.a')")) for n in range(600)]
-    told = left_out_headers(missing)
-    listed = json.loads(told["TiStream-Left-Out"])
-    assert sum(map(len, told.values())) < 5000
+    headers = left_out_headers(missing)
+    listed = json.loads(headers["TiStream-Left-Out"])
+    assert sum(map(len, headers.values())) < 5000
     assert [each["column"] for each in listed] == [column.column for _, column in missing[: len(listed)]]
-    assert len(listed) + int(told["TiStream-Left-Out-More"]) == 600
+    assert len(listed) + int(headers["TiStream-Left-Out-More"]) == 600
     assert set(left_out_headers(missing[:3])) == {"TiStream-Left-Out"}
     assert left_out_headers([]) == {}
 
@@ -86,14 +86,14 @@ def test_a_table_without_virtual_columns_leaves_nothing_out(world: ApiWorld) -> 
     assert arrow_of(answer).schema.metadata is None
 
 
-@pytest.mark.parametrize("asked", ["vv", "VV,id", "`jv`, a"])
-def test_a_virtual_column_asked_for_by_name_is_refused_with_its_expression(world: ApiWorld, asked: str) -> None:
-    answer = world.get(GEN, columns=asked)
-    found = answer.json()
-    assert (answer.status_code, found["code"]) == (400, "TS-1019")
-    assert (found["facts"]["column"], found["facts"]["expression"]) in virtual_columns("t_gen")
-    assert found["facts"]["column"] in asked.lower()
-    assert found["facts"]["expression"] in found["detail"]
+@pytest.mark.parametrize("column", ["vv", "VV,id", "`jv`, a"])
+def test_a_virtual_column_asked_for_by_name_is_refused_with_its_expression(world: ApiWorld, column: str) -> None:
+    answer = world.get(GEN, columns=column)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (400, "TS-1019")
+    assert (problem["facts"]["column"], problem["facts"]["expression"]) in virtual_columns("t_gen")
+    assert problem["facts"]["column"] in column.lower()
+    assert problem["facts"]["expression"] in problem["detail"]
 
 
 def test_chosen_columns_have_the_values_of_the_whole_row(world: ApiWorld) -> None:
@@ -116,22 +116,22 @@ def test_every_column_alone_is_that_of_the_whole_row(world: ApiWorld) -> None:
         whole = [line["columns"] for line in events_of(world.ok(path))]
         assert whole
         for column in whole[0]:
-            asked = "`" + column.replace("`", "``") + "`"
-            found = [line["columns"] for line in events_of(world.ok(path, columns=asked))]
-            assert found == [{column: row[column]} for row in whole], (name, column)
+            quoted = "`" + column.replace("`", "``") + "`"
+            rows = [line["columns"] for line in events_of(world.ok(path, columns=quoted))]
+            assert rows == [{column: row[column]} for row in whole], (name, column)
 
 
 def test_rows_that_pass_are_those_that_an_expression_over_the_whole_row_chooses(world: ApiWorld) -> None:
     path = "/databases/shop/tables/acct/rows"
     whole = [line["columns"] for line in events_of(world.ok(path))]
-    wanted = [row for row in whole if 2 <= row["id"] <= 40 and row["owner"] is not None]
-    assert 0 < len(wanted) < len(whole)
+    chosen = [row for row in whole if 2 <= row["id"] <= 40 and row["owner"] is not None]
+    assert 0 < len(chosen) < len(whole)
     where = "id BETWEEN 2 AND 40 AND owner IS NOT NULL"
-    assert [line["columns"] for line in events_of(world.ok(path, where=where))] == wanted
+    assert [line["columns"] for line in events_of(world.ok(path, where=where))] == chosen
     other = world.ok(path, where=where, columns="ver")
-    assert [line["columns"] for line in events_of(other)] == [{"ver": row["ver"]} for row in wanted]
+    assert [line["columns"] for line in events_of(other)] == [{"ver": row["ver"]} for row in chosen]
     arrow = arrow_of(world.ok(path, where=where, columns="owner", format="arrow"))
-    assert arrow.to_pylist() == [{"owner": row["owner"]} for row in wanted]
+    assert arrow.to_pylist() == [{"owner": row["owner"]} for row in chosen]
     assert arrow_of(world.ok(path, where="id < 0", format="arrow")).num_rows == 0
     assert world.ok(path, where="id < 0").content == b""
 
@@ -142,9 +142,9 @@ def test_an_expression_that_cannot_be_asked_is_refused(world: ApiWorld, where: s
     assert (answer.status_code, answer.json()["code"]) == (400, "TS-1018")
 
 
-@pytest.mark.parametrize(("asked", "status"), [("nope", 404), ("", 400), ("a,", 400), ("`a", 400), ("a`b", 400)])
-def test_columns_that_are_not_there_and_lists_that_are_none(world: ApiWorld, asked: str, status: int) -> None:
-    assert world.get(GEN, columns=asked).status_code == status
+@pytest.mark.parametrize(("selection", "status"), [("nope", 404), ("", 400), ("a,", 400), ("`a", 400), ("a`b", 400)])
+def test_columns_that_are_not_there_and_lists_that_are_none(world: ApiWorld, selection: str, status: int) -> None:
+    assert world.get(GEN, columns=selection).status_code == status
 
 
 def test_an_unknown_column_is_answered_with_a_known_one(world: ApiWorld) -> None:
@@ -224,16 +224,16 @@ def test_the_seed_that_is_wanted_makes_the_table_readable_right_above_the_ddl(
     fresh.log.activate().seed()
     fresh.log.flush(END.ts)
     history = recorded_history()
-    known = {each.table.name: each for each in wanted_seeds(history, list_seeds(fresh.catalog, TENANT))}
-    wanted = known["evolve"]
-    read = wanted.reads[0]
+    seed_of = {each.table.name: each for each in wanted_seeds(history, list_seeds(fresh.catalog, TENANT))}
+    evolve = seed_of["evolve"]
+    read = evolve.reads[0]
     right = fresh.ok(EVOLVE, as_of=read.ts).content
     rewritten = tmp_path / "evolve.ndjson"
     rewritten.write_bytes(right)
     monkeypatch.setattr(columns, "cast", doubted)
     refused(fresh, EVOLVE, read.ts)
     rows = read_decoded(rewritten, read.ts, shape_of(history.find("shop", "evolve", read.ts)))
-    fresh.log.seed(rows, ts=read.ts, table_id=wanted.table.id)
+    fresh.log.seed(rows, ts=read.ts, table_id=evolve.table.id)
     assert "evolve" not in {each.table.name for each in wanted_seeds(history, list_seeds(fresh.catalog, TENANT))}
     assert fresh.ok(EVOLVE, as_of=read.ts).content == right
     refused(fresh, EVOLVE, read.ts - 1)

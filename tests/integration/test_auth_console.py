@@ -186,7 +186,7 @@ def test_without_keys_nobody_is_asked(site: Site) -> None:
 
 def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
     """What a stream asks every few seconds."""
-    key, asked = site.key(Role.VIEWER), threading.Event()
+    key, closing = site.key(Role.VIEWER), threading.Event()
     seen: list[str] = []
 
     async def endless(request: Request) -> StreamingResponse:
@@ -198,8 +198,8 @@ def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
                     seen.append(e.code)
                     return
                 yield b"on\n"
-                if not asked.is_set():
-                    asked.set()
+                if not closing.is_set():
+                    closing.set()
                     revoke_key(site.parts.catalog, parse_key(key).key_id)
                     site.clock.advance(KEY_CACHE_MS / 1000 + 0.1)
 

@@ -52,8 +52,8 @@ EXPECTED = Path(__file__).parents[1] / "expected"
 
 
 def pushed(folder: Path, ticks: int | None) -> Path:
-    with backlog_world(folder) as made:
-        made.push(ticks)
+    with backlog_world(folder) as backlog:
+        backlog.push(ticks)
     return folder
 
 
@@ -65,8 +65,8 @@ def beginning(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def world(tmp_path: Path, beginning: Path) -> Iterator[BacklogWorld]:
     """A quarter of the recording was pushed."""
-    with backlog_world(tmp_path, beginning) as made:
-        yield made
+    with backlog_world(tmp_path, beginning) as new_world:
+        yield new_world
 
 
 def silent(done: int, total: int, note: str) -> None:
@@ -80,9 +80,9 @@ def run(
     executor: Executor | None = None,
     **settings: int,
 ) -> Report:
-    wanted = replace(ReplaySettings(), **settings)
+    replay_settings = replace(ReplaySettings(), **settings)
     inner = executor or ThreadsExecutor(world.store)
-    return Replay(world.catalog, world.store, SystemClock(), TENANT, inner, wanted).run(progress)
+    return Replay(world.catalog, world.store, SystemClock(), TENANT, inner, replay_settings).run(progress)
 
 
 def leave_nothing_behind(world: BacklogWorld) -> None:
@@ -101,13 +101,13 @@ def is_right(world: BacklogWorld) -> None:
 
 
 def test_a_backlog_is_replayed_in_partitions_and_batches(world: BacklogWorld) -> None:
-    told: list[tuple[int, int]] = []
-    report = run(world, lambda done, total, _: told.append((done, total)), partitions=6, batch_bytes=BATCH)
+    progress: list[tuple[int, int]] = []
+    report = run(world, lambda done, total, _: progress.append((done, total)), partitions=6, batch_bytes=BATCH)
     assert (report.files, report.tasks) == (world.batch_files(), 4)
     assert report.batches > 1
     assert CAPTURE.meta.start_ts < report.resolved_ts < LAST
-    assert told == sorted(told)
-    assert told[-1] == (report.files, report.files)
+    assert progress == sorted(progress)
+    assert progress[-1] == (report.files, report.files)
     is_right(world)
     leave_nothing_behind(world)
     assert run(world).files == 0, "there is nothing more to do"
@@ -127,8 +127,8 @@ def test_a_live_service_loses_its_tasks_gets_them_again_and_is_pulled_as_ticdc_s
     services = Services.create(world.catalog, world.store, ManualClock(tso.physical_ms(LAST)))
     with TestClient(create_app(services)) as http:
         path = "/v1/clusters/1/tenants/1/changes"
-        asked = {"start_ts": "earliest", "limit": "200000", "format": "canal-json", "enable-tidb-extension": "true"}
-        answer = http.get(path, params=asked)
+        params = {"start_ts": "earliest", "limit": "200000", "format": "canal-json", "enable-tidb-extension": "true"}
+        answer = http.get(path, params=params)
     assert answer.headers["TiStream-Has-More"] == "false"
     assert compare_canal(EXPECTED, answer.content.splitlines()) > 12_000
 
@@ -207,9 +207,9 @@ def test_a_task_that_was_given_away_meanwhile_is_not_handed_over(world: BacklogW
 def test_without_its_epochs_it_would_be_handed_over(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test before."""
     t = tables.tasks.c
-    asked = t.task_id == bindparam("asked_task")
-    monkeypatch.setattr(snapshots, "_switching", lambda: update(tables.tasks).where(asked))
-    monkeypatch.setattr(committed, "_advancing", lambda: update(tables.tasks).where(asked))
+    one_task = t.task_id == bindparam("asked_task")
+    monkeypatch.setattr(snapshots, "_switching", lambda: update(tables.tasks).where(one_task))
+    monkeypatch.setattr(committed, "_advancing", lambda: update(tables.tasks).where(one_task))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_task_that_was_given_away_meanwhile_is_not_handed_over(world)
 
@@ -288,8 +288,8 @@ def test_lost_replies_are_read_back(world: BacklogWorld, monkeypatch: pytest.Mon
 
 
 def test_a_tenant_without_tasks_is_told_so(tmp_path: Path) -> None:
-    with backlog_world(tmp_path) as made, pytest.raises(InvalidInput, match="schema snapshot"):
-        run(made)
+    with backlog_world(tmp_path) as backlog, pytest.raises(InvalidInput, match="schema snapshot"):
+        run(backlog)
 
 
 def start_driver(world: BacklogWorld) -> subprocess.Popen[bytes]:
@@ -304,14 +304,14 @@ def test_a_driver_that_is_killed_leaves_a_log_that_is_right_and_a_repeat_goes_on
     """Killed a moment after its n-th object of the log or of a state has appeared."""
     rand = random.Random(7)
     for kill in (1, 6):
-        had = world.objects()
+        before = world.objects()
         driver = start_driver(world)
-        world.wait_until(lambda had=had, n=kill, d=driver: d.poll() is not None or len(world.objects() - had) >= n)  # type: ignore[misc]
+        world.wait_until(lambda had=before, n=kill, d=driver: d.poll() is not None or len(world.objects() - had) >= n)  # type: ignore[misc]
         time.sleep(rand.random() * 0.2)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         is_right(world)
-        assert len(world.objects()) > len(had)
+        assert len(world.objects()) > len(before)
     with start_driver(world) as last:
         assert last.wait(100) == 0, (world.folder / "driver.log").read_text("utf-8")
     assert min(world.durable_timestamps()) > CAPTURE.meta.start_ts
@@ -322,8 +322,8 @@ def test_a_driver_that_is_killed_leaves_a_log_that_is_right_and_a_repeat_goes_on
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with local_session() as made:
-        yield made
+    with local_session() as new_session:
+        yield new_session
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -97,14 +97,14 @@ def check(tasks: dict[int, TaskRun], expected: dict[tuple[bytes, int], Change]) 
             assert pc.sort_indices(part, sort_keys=by).equals(pa.array(range(part.num_rows), pa.uint64()))
     written = pa.concat_tables([task.rows() for task in tasks.values()])
     columns = [written[name].to_pylist() for name in NAMES]
-    got = {(key, commit_ts): Change(*rest) for key, commit_ts, *rest in zip(*columns, strict=True)}
-    assert len(got) == written.num_rows, "a row was written twice"
-    assert got == {(key, ts): c for (key, ts), c in expected.items() if ts <= LAST}
+    written_changes = {(key, commit_ts): Change(*rest) for key, commit_ts, *rest in zip(*columns, strict=True)}
+    assert len(written_changes) == written.num_rows, "a row was written twice"
+    assert written_changes == {(key, ts): c for (key, ts), c in expected.items() if ts <= LAST}
     records = committed_rows().filter(pc.less_equal(committed_rows()["commit_ts"], pa.scalar(LAST, pa.uint64())))
-    mine = written.filter(pc.is_in(pc.binary_slice(written["key"], 9, 11), pa.array([b"_r"])))
-    mine = mine.filter(pc.equal(pc.binary_slice(mine["key"], 0, 1), b"t"))
+    data = written.filter(pc.is_in(pc.binary_slice(written["key"], 9, 11), pa.array([b"_r"])))
+    data = data.filter(pc.equal(pc.binary_slice(data["key"], 0, 1), b"t"))
     by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    assert mine.take(pc.sort_indices(mine, sort_keys=by)).combine_chunks().equals(records.select(COMMITTED.names))
+    assert data.take(pc.sort_indices(data, sort_keys=by)).combine_chunks().equals(records.select(COMMITTED.names))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

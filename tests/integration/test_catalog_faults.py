@@ -61,10 +61,10 @@ def url(server: str) -> str:
 
 @pytest.fixture
 def catalog(url: str, short: None) -> Iterator[Catalog]:
-    made = Catalog(url)
-    made.migrate()
-    yield made
-    made.close()
+    new_catalog = Catalog(url)
+    new_catalog.migrate()
+    yield new_catalog
+    new_catalog.close()
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy(server: str) -> Iterator[Proxy]:
-    with Proxy(make_url(server).port or 0) as made:
-        yield made
+    with Proxy(make_url(server).port or 0) as new_proxy:
+        yield new_proxy
 
 
 def through(proxy: Proxy, catalog: Catalog) -> Catalog:
@@ -144,8 +144,8 @@ def test_a_host_lost_inside_a_flush_delays_its_own_task_only_and_not_for_long(ca
     held = ids[0]
 
     def assign() -> int:
-        wanted = [Assignment(p.task_id, "s2", p.epoch) for p in task_places(catalog) if p.owner != "s2"]
-        return assign_tasks(catalog, wanted, leader_epoch=epoch)
+        assignments = [Assignment(p.task_id, "s2", p.epoch) for p in task_places(catalog) if p.owner != "s2"]
+        return assign_tasks(catalog, assignments, leader_epoch=epoch)
 
     def flush(conn: Any) -> None:
         conn.execute(update(tables.tasks).where(tables.tasks.c.task_id == held).values(durable_ts=START + 1))
@@ -239,11 +239,11 @@ def migrated(url: str) -> Catalog:
 
 def contents(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
     """All rows of all tables."""
-    found = {}
+    rows_by_table = {}
     for table in tables.metadata.sorted_tables:
         with catalog.reading() as conn:
-            found[table.name] = sorted(map(tuple, conn.execute(select(table))))
-    return found
+            rows_by_table[table.name] = sorted(map(tuple, conn.execute(select(table))))
+    return rows_by_table
 
 
 def test_a_killed_migration_that_waited_for_a_backup_is_completed_by_the_next_start(url: str, proxy: Proxy) -> None:
@@ -294,8 +294,8 @@ def backup(url: str) -> Iterator[Callable[[str], int]]:
                 "SELECT count(*) FROM information_schema.processlist WHERE db = %s AND state LIKE %s",
                 (place.database, f"%{state}%"),
             )
-            (found,) = cursor.fetchone() or (0,)
-            return int(found)
+            (value,) = cursor.fetchone() or (0,)
+            return int(value)
 
         yield shown
         conn.rollback()

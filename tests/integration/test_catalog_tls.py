@@ -36,12 +36,12 @@ def server(folder: Path) -> Iterator[MariaDBServer]:
     """One that has a certificate."""
     own = certificate(folder, "own")
     (folder / "server").mkdir()
-    made = MariaDBServer(folder / "server", options=[f"--ssl-cert={own}", f"--ssl-key={own.with_suffix('.key')}"])
+    new_server = MariaDBServer(folder / "server", options=[f"--ssl-cert={own}", f"--ssl-key={own.with_suffix('.key')}"])
     try:
-        made.start()
-        yield made
+        new_server.start()
+        yield new_server
     finally:
-        made.stop()
+        new_server.stop()
 
 
 def cipher(url: str) -> str:
@@ -136,5 +136,5 @@ def test_an_account_of_mysqls_default_plugin_logs_in_without_tls() -> None:
 
 def test_what_that_needs_is_installed_with_the_package() -> None:
     """The driver encrypts the password by the package `cryptography`, which its extra `rsa` brings."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["services"]
-    assert any(each.startswith("pymysql[rsa]") for each in wanted)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["services"]
+    assert any(each.startswith("pymysql[rsa]") for each in extras)

@@ -65,8 +65,8 @@ class Deployment:
 
     def read(self) -> list[bytes]:
         """The first changes of the log."""
-        asked = {"start_ts": "earliest", "format": "ndjson", "limit": "50"}
-        answer = httpx2.get(f"{self.url}/v1/clusters/1/tenants/1/changes", params=asked, timeout=30)
+        params = {"start_ts": "earliest", "format": "ndjson", "limit": "50"}
+        answer = httpx2.get(f"{self.url}/v1/clusters/1/tenants/1/changes", params=params, timeout=30)
         assert answer.status_code == 200, answer.text
         return answer.content.splitlines()
 
@@ -101,19 +101,19 @@ def deployed(folder: Path) -> Iterator[Deployment]:
 
 
 def test_a_read_only_server_is_named_and_reads_go_on(tmp_path: Path) -> None:
-    with deployed(tmp_path) as made:
-        assert made.ready()[0] == 200
-        before = made.read()
-        made.admin("SET GLOBAL read_only = 1")
-        said = made.wait_for(503)
+    with deployed(tmp_path) as deployment:
+        assert deployment.ready()[0] == 200
+        before = deployment.read()
+        deployment.admin("SET GLOBAL read_only = 1")
+        said = deployment.wait_for(503)
         assert "read-only" in said["catalog"] or "read_only" in said["catalog"], said
         assert {name for name, state in said.items() if state != "ok"} == {"catalog"}
-        assert made.ready()[0] == 503, "until a write succeeds"
+        assert deployment.ready()[0] == 503, "until a write succeeds"
         assert before
-        assert made.read() == before
-        made.admin("SET GLOBAL read_only = 0")
-        assert set(made.wait_for(200).values()) == {"ok"}
-        assert made.read() == before
+        assert deployment.read() == before
+        deployment.admin("SET GLOBAL read_only = 0")
+        assert set(deployment.wait_for(200).values()) == {"ok"}
+        assert deployment.read() == before
 
 
 def test_a_full_server_is_named_where_it_refuses_writes(tmp_path: Path) -> None:

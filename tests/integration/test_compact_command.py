@@ -31,8 +31,8 @@ def words(tmp_path: Path) -> list[str]:
 def test_a_log_is_compacted_once(words: list[str]) -> None:
     def report(*more: str) -> dict[str, object]:
         done = CliRunner().invoke(command_line(), [*words, "--engine=threads", *more], catch_exceptions=False)
-        found: dict[str, object] = json.loads(done.stdout)
-        return found
+        summary: dict[str, object] = json.loads(done.stdout)
+        return summary
 
     assert report("--lag-s=99999999")["end"] == "nothing to do", "all of it is younger"
     first = report("--lag-s=0")
@@ -46,8 +46,8 @@ def test_bases_are_built_once(words: list[str]) -> None:
         done = CliRunner().invoke(
             command_line(), [*words, "--engine=threads", "--lag-s=0", "--base-tail-mb=0", *more], catch_exceptions=False
         )
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        summary: dict[str, Any] = json.loads(done.stdout)
+        return summary
 
     assert "bases" not in report("--no-bases", "--no-merge")
     first = report("--no-merge")

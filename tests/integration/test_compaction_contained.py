@@ -28,8 +28,8 @@ ALL = PlanSettings(inputs_min=2, target_bytes=1 << 20)
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path, OpenFolder()) as made:
-        yield made
+    with api_world(tmp_path, OpenFolder()) as new_world:
+        yield new_world
 
 
 def compact(world: ApiWorld, plan: PlanSettings = ALL, pieces_max: int = 100_000) -> Report:
@@ -75,8 +75,8 @@ def test_a_log_that_packs_well_is_cut_by_what_it_unpacks_to(world: ApiWorld) -> 
         lo = log.start_ts + 1000 + n * count
         log.rows = _rows(key, [lo + i for i in range(count)], doc)
         log.flush(lo + count - 1)
-    found = pieces(world.catalog, TENANT, upto_ts=TS_MAX, limit=99)
-    assert all(piece.raw_bytes > count * len(doc) > 10 * piece.stored_bytes for piece in found)
+    log_pieces = pieces(world.catalog, TENANT, upto_ts=TS_MAX, limit=99)
+    assert all(piece.raw_bytes > count * len(doc) > 10 * piece.stored_bytes for piece in log_pieces)
     report = compact(world, PlanSettings(inputs_min=2, raw_bytes_max=10_000_000))
     assert (report.end, report.failed, report.files_before, report.files_after) == (JobEnd.COMMITTED, (), 16, 4)
     assert compact(world, PlanSettings(inputs_min=2, raw_bytes_max=10_000_000)).end is JobEnd.NOTHING_TO_DO

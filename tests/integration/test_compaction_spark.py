@@ -40,15 +40,15 @@ KILLS = (0, 2)  #: after so many new files
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with local_session() as made:
-        yield made
+    with local_session() as new_session:
+        yield new_session
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path, LocalStore(tmp_path / "bucket")) as made:
-        made.log.build(12)
-        yield made
+    with api_world(tmp_path, LocalStore(tmp_path / "bucket")) as new_world:
+        new_world.log.build(12)
+        yield new_world
 
 
 def bodies(world: ApiWorld) -> list[bytes]:
@@ -72,12 +72,12 @@ def test_pulls_are_the_same_and_files_have_sparks_order(session: SparkSession, w
     before = bodies(world)
     _, rows = planned(world.catalog, TENANT, SETTINGS, lambda: 1)
     inputs = {row.task_id: read_inputs(world.store, row) for row in rows}
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     executor = SparkExecutor(session, f"file://{tmp_path}/bucket", SystemClock())
     report = compact_tenant(
-        world.catalog, TENANT, executor, SETTINGS, SystemClock(), lambda done, total: told.append((done, total))
+        world.catalog, TENANT, executor, SETTINGS, SystemClock(), lambda done, total: progress.append((done, total))
     )
-    assert (report.end, report.files_after, told[-1]) == (JobEnd.COMMITTED, len(rows), (len(rows), len(rows)))
+    assert (report.end, report.files_after, progress[-1]) == (JobEnd.COMMITTED, len(rows), (len(rows), len(rows)))
     assert report.files_before > 10
     assert bodies(world) == before
     for piece in (p for p in pieces(world.catalog, TENANT, upto_ts=1 << 62, limit=99) if "compacted/" in p.object_key):
@@ -93,8 +93,8 @@ def test_pulls_are_the_same_and_files_have_sparks_order(session: SparkSession, w
 def test_tasks_share_the_lines_of_a_plan_and_answer_in_its_order(session: SparkSession) -> None:
     cores = session.sparkContext.defaultParallelism
     plan = [f"line {n}" for n in range(WAVES * cores + 5)]
-    told: list[tuple[int, int]] = []
-    lines = run_lines(session, "shares", plan, str.upper, SystemClock(), lambda *done: told.append(done))
+    progress: list[tuple[int, int]] = []
+    lines = run_lines(session, "shares", plan, str.upper, SystemClock(), lambda *done: progress.append(done))
     assert lines == [line.upper() for line in plan]
     (job,) = session.sparkContext.statusTracker().getJobIdsForGroup("shares")
     ran = session.sparkContext.statusTracker().getJobInfo(job)
@@ -102,7 +102,7 @@ def test_tasks_share_the_lines_of_a_plan_and_answer_in_its_order(session: SparkS
     stage = session.sparkContext.statusTracker().getStageInfo(*ran.stageIds)
     assert stage is not None
     assert stage.numTasks == WAVES * cores
-    assert all(done <= total == len(plan) for done, total in told)
+    assert all(done <= total == len(plan) for done, total in progress)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -144,10 +144,10 @@ def test_a_driver_that_is_killed_leaves_the_log_as_it_was(world: ApiWorld, tmp_p
     """Killed with its executors a moment after its n-th file has appeared, or after it has ended."""
     before, rand = bodies(world), random.Random(5)
     for kill in KILLS:
-        had = len(files(tmp_path))
+        files_before = len(files(tmp_path))
         driver = start_driver(tmp_path)
         deadline = time.monotonic() + 120
-        while driver.poll() is None and len(files(tmp_path)) < had + kill and time.monotonic() < deadline:
+        while driver.poll() is None and len(files(tmp_path)) < files_before + kill and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rand.random() * (4.0 if kill == 0 else 0.3))
         os.killpg(driver.pid, signal.SIGKILL)

@@ -43,10 +43,10 @@ GOOD_TS = min(LATE["commit_ts"].to_pylist()) - 1
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
     """The log up to the end lacks rows, and a neighbour's does not."""
-    with api_world(tmp_path, rows=EARLY) as made:
-        made.log.build(8)
-        LogBuilder(made.catalog, made.store, tenant=NEIGHBOUR).build(2, upto=middle()[1])
-        yield made
+    with api_world(tmp_path, rows=EARLY) as new_world:
+        new_world.log.build(8)
+        LogBuilder(new_world.catalog, new_world.store, tenant=NEIGHBOUR).build(2, upto=middle()[1])
+        yield new_world
 
 
 def of(tenant: Tenant, world: ApiWorld, path: str = "/changes", **params: Any) -> httpx2.Response:

@@ -69,22 +69,22 @@ def port(folder: Path, limits: ConnectionLimits | None = None) -> Iterator[HttpS
 
 
 def connected(server: HttpServer) -> socket.socket:
-    made = socket.socket()
+    connection = socket.socket()
     for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-        made.setsockopt(socket.SOL_SOCKET, buffer, 65536)
-    made.settimeout(WAIT_S)
+        connection.setsockopt(socket.SOL_SOCKET, buffer, 65536)
+    connection.settimeout(WAIT_S)
     host, number = server.url.removeprefix("http://").split(":")
-    made.connect((host, int(number)))
-    return made
+    connection.connect((host, int(number)))
+    return connection
 
 
 def closed(connection: socket.socket) -> bytes:
     """What comes until the server closes."""
-    got = b""
+    received = b""
     with suppress(ConnectionError):
         while piece := connection.recv(65536):
-            got += piece
-    return got
+            received += piece
+    return received
 
 
 ENDLESS = {
@@ -159,12 +159,12 @@ def test_no_request_takes_for_ever(tmp_path: Path, name: str) -> None:
         connection.sendall(head)
         began = time.monotonic()
         connection.settimeout(0.1)
-        got = b"?"
-        while got:
+        received = b"?"
+        while received:
             assert time.monotonic() - began < 20, "still connected"
             try:
                 connection.sendall(piece)
-                got = connection.recv(65536)
+                received = connection.recv(65536)
             except TimeoutError:
                 continue
             except ConnectionError:
@@ -192,11 +192,11 @@ def test_a_connection_that_is_closed_and_not_read_ends(tmp_path: Path) -> None:
 def test_who_reads_slowly_gets_everything(tmp_path: Path) -> None:
     with port(tmp_path, LIMITS) as server, connected(server) as connection:
         connection.sendall(b"GET /file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        got = 0
+        received = 0
         while piece := connection.recv(256 << 10):
-            got += len(piece)
+            received += len(piece)
             time.sleep(0.02)
-        assert got > 8 * MIB
+        assert received > 8 * MIB
 
 
 def test_an_address_has_a_bound_and_others_their_place(tmp_path: Path) -> None:

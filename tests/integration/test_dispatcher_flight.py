@@ -18,9 +18,9 @@ from tistream.objectstore.memory import MemoryStore
 
 @pytest.fixture(params=["memory", "folder"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DispatchedStore]:
-    made = DispatchedStore(tmp_path, MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "bucket"))
-    yield made
-    made.close()
+    store = DispatchedStore(tmp_path, MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "bucket"))
+    yield store
+    store.close()
 
 
 def test_a_sorter_is_served_across_a_takeover_and_a_new_incarnation(world: DispatchedStore) -> None:
@@ -28,8 +28,8 @@ def test_a_sorter_is_served_across_a_takeover_and_a_new_incarnation(world: Dispa
     stream = world.subscribe()
     for seq in (1, 2, 3):
         world.put(seq)
-    got = next_batches(stream, 3)
-    assert [batch.rows["key"].to_pylist() for batch in got] == [[b"b1"], [b"b2"], [b"b3"]]
+    batches = next_batches(stream, 3)
+    assert [batch.rows["key"].to_pylist() for batch in batches] == [[b"b1"], [b"b2"], [b"b3"]]
     first.stop()
     world.put(4)
     second = world.dispatcher("d2", 1)

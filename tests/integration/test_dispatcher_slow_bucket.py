@@ -56,12 +56,12 @@ Make = Callable[..., Slow]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[DispatchedStore] = []
+    stores: list[DispatchedStore] = []
 
     def world(latency_s: float, files: int, value_bytes: int = 0, cache_bytes: int = 64 << 20) -> Slow:
         store = SlowStore(latency_s)
         one = DispatchedStore(tmp_path, store)
-        made.append(one)
+        stores.append(one)
         worker = one.dispatcher(cache_bytes=cache_bytes).worker
         for seq in range(1, files + 1):
             key = one.key(seq)
@@ -74,7 +74,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return one, store, worker
 
     yield world
-    for each in made:
+    for each in stores:
         each.close()
 
 
@@ -90,11 +90,11 @@ def test_files_that_are_there_come_side_by_side_and_in_order(make: Make) -> None
 def test_a_file_is_fetched_once_for_all_who_read_at_one_pace(make: Make) -> None:
     world, store, worker = make(0.02, 20)
     streams = [world.subscribe(to=worker) for _ in range(3)]
-    found: list[list[int]] = [[] for _ in streams]
+    seqs_read: list[list[int]] = [[] for _ in streams]
     for _ in range(20):
-        for seqs, stream in zip(found, streams, strict=True):
+        for seqs, stream in zip(seqs_read, streams, strict=True):
             seqs += next_seqs(stream, 1)
-    assert found == [list(range(1, 21))] * 3
+    assert seqs_read == [list(range(1, 21))] * 3
     assert set(store.found.values()) == {1}
 
 

@@ -100,10 +100,10 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr("dispatcher.tenant_pool.SLOW_S", 0.1)
-    made = World(tmp_path)
-    yield made
-    made.store.released.set()
-    made.worker.stop()
+    new_world = World(tmp_path)
+    yield new_world
+    new_world.store.released.set()
+    new_world.worker.stop()
 
 
 def test_files_of_another_tenant_arrive_and_the_slow_one_is_shown(world: World) -> None:

@@ -90,11 +90,11 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    for worker in made.workers:
+    new_world = World(tmp_path)
+    yield new_world
+    for worker in new_world.workers:
         worker.stop()
-    made.catalog.close()
+    new_world.catalog.close()
 
 
 def seqs_of(stream: Awaited[FeedStream], timeout_s: float = 0.2) -> list[tuple[int, int, bool]]:
@@ -273,9 +273,9 @@ def test_ended_incarnations_are_forgotten_and_their_late_files_are_neither_read_
     assert reclaimed(world.catalog, T, 7) == {newest: 0}
     assert newest_incarnation(world.catalog, T, 7) == newest, "no number is issued twice"
     world.put(1, 2, incarnation=3)  # a pusher that was away for long
-    mine = {newest - 1: Position(seq=4, closed=True)}
+    positions = {newest - 1: Position(seq=4, closed=True)}
     for worker in (first, second):  # the first one does not know that it lost the store, nor that they are forgotten
-        assert seqs_of(subscribed(worker, world.request(0, mine))) == [(newest, 1, False)]
+        assert seqs_of(subscribed(worker, world.request(0, positions))) == [(newest, 1, False)]
     with pytest.raises(FeedGap):
         subscribed(second, world.request(0)).next(0)  # it has lost its positions: never guess
     world.assign("d3")
@@ -397,12 +397,12 @@ def test_heartbeats_report_stores_and_draining_serves(world: World, monkeypatch:
     stream = subscribed(worker, world.request())
     assert seqs_of(stream) == [(1, 1, False), (1, 2, False)]
 
-    def told() -> tuple[int, int] | None:
+    def reported() -> tuple[int, int] | None:
         stores = list_workers(world.catalog)[0].report.stores
         return (stores[0].incarnation, stores[0].seq) if stores and stores[0].bytes_per_s > 0 else None
 
     clock, deadline = SystemClock(), SystemClock().monotonic() + 60
-    while told() != (1, 2):
+    while reported() != (1, 2):
         assert clock.monotonic() < deadline
         assert stream.next(0.02) is None
     worker.begin_drain()

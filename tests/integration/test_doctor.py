@@ -54,52 +54,52 @@ def look(served: ServedCluster) -> dict[str, Finding]:
 
 
 def test_a_cluster_that_is_well(served: ServedCluster) -> None:
-    found = look(served)
-    assert {f.verdict for f in found.values()} == {Verdict.OK}, found
-    assert list(found) == [
+    checks = look(served)
+    assert {f.verdict for f in checks.values()} == {Verdict.OK}, checks
+    assert list(checks) == [
         *("pd", "clock", "stores", "store 1", "store 2", "store 3"),
         *("regions", "history", "api version", "read", "locks", "estimate"),
     ]
-    assert found["regions"].facts["regions"] == 12
-    assert sum(found["regions"].facts["leaders"].values()) == 12  # type: ignore[attr-defined]
-    assert found["api version"].facts == {"api_version": "V1"}
-    assert found["history"].facts["safe_point"] == str(S)
-    assert found["estimate"].facts["files_per_month"] == 3 * 30 * 86_400
+    assert checks["regions"].facts["regions"] == 12
+    assert sum(checks["regions"].facts["leaders"].values()) == 12  # type: ignore[attr-defined]
+    assert checks["api version"].facts == {"api_version": "V1"}
+    assert checks["history"].facts["safe_point"] == str(S)
+    assert checks["estimate"].facts["files_per_month"] == 3 * 30 * 86_400
 
 
 def test_a_store_that_cannot_be_reached(served: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pusher.tikv.checks._CONNECT_S", 0.3)
     served.pd._store_addresses[2] = "127.0.0.1:1"  # type: ignore[index]
-    found = look(served)
-    assert found["store 2"].verdict is Verdict.FAIL
-    assert "127.0.0.1:1 cannot be reached" in found["store 2"].words
-    assert found["store 1"].verdict is Verdict.OK
+    checks = look(served)
+    assert checks["store 2"].verdict is Verdict.FAIL
+    assert "127.0.0.1:1 cannot be reached" in checks["store 2"].words
+    assert checks["store 1"].verdict is Verdict.OK
 
 
 def test_a_server_that_is_no_tikv(served: ServedCluster) -> None:
     served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
-    found = look(served)["store 3"]
-    assert found.verdict is Verdict.FAIL
-    assert "UNIMPLEMENTED" in found.words
+    check = look(served)["store 3"]
+    assert check.verdict is Verdict.FAIL
+    assert "UNIMPLEMENTED" in check.words
 
 
 def test_a_cluster_without_tidb() -> None:
     with ServedCluster(cluster_of([], floor_ts=S), api=Api.V2) as served:
-        found = look(served)
-    assert found["read"].verdict is Verdict.WARN, "a raw or txn tenant needs none"
-    assert "no TiDB" in found["read"].words
-    assert found["api version"].facts == {"api_version": "V2"}
-    assert "RawDeleteRange is invisible" in found["api version"].words
+        checks = look(served)
+    assert checks["read"].verdict is Verdict.WARN, "a raw or txn tenant needs none"
+    assert "no TiDB" in checks["read"].words
+    assert checks["api version"].facts == {"api_version": "V2"}
+    assert "RawDeleteRange is invisible" in checks["api version"].words
 
 
 def test_a_server_with_data_of_raw_keys_only_is_refused_with_the_way_out(served: ServedCluster) -> None:
     with ServedCluster(cluster_of([], floor_ts=S), api=Api.V1TTL) as ttl:
-        found = look(ttl)
-    assert found["api version"].verdict is Verdict.FAIL
-    assert found["api version"].facts == {"api_version": "V1TTL"}
-    assert "RawKV data only" in found["api version"].words
-    assert "--dst-api-version v2" in found["api version"].words
-    assert "storage_api_version: V1ttl" in found["read"].words
+        checks = look(ttl)
+    assert checks["api version"].verdict is Verdict.FAIL
+    assert checks["api version"].facts == {"api_version": "V1TTL"}
+    assert "RawKV data only" in checks["api version"].words
+    assert "--dst-api-version v2" in checks["api version"].words
+    assert "storage_api_version: V1ttl" in checks["read"].words
 
 
 def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> None:
@@ -115,9 +115,9 @@ def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> N
 
 def test_pd_that_does_not_answer_ends_the_examination() -> None:
     pd = PdClient(["127.0.0.1:1"], patience_s=0.1)
-    found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
+    findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()
-    assert [(f.name, f.verdict) for f in found] == [("pd", Verdict.FAIL)]
+    assert [(f.name, f.verdict) for f in findings] == [("pd", Verdict.FAIL)]
 
 
 def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
@@ -127,15 +127,15 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
     spaces = {"one": 7, "two": 8}
     with ServedCluster(cluster_of(content, floor_ts=S), keyspaces=spaces, api=Api.V2) as served:
         pd = PdClient([served.pd_address])
-        told = {}
+        verdicts_of = {}
         for name in ("one", "two", "three"):
-            found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
-            told[name] = {f.name: f.verdict for f in found if f.name in ("keyspace", "regions", "read")}
+            findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
+            verdicts_of[name] = {f.name: f.verdict for f in findings if f.name in ("keyspace", "regions", "read")}
         pd.close()
     ok, fail = Verdict.OK, Verdict.FAIL
-    assert told["one"] == {"keyspace": ok, "regions": ok, "read": ok}
-    assert told["two"] == {"keyspace": ok, "regions": ok, "read": Verdict.WARN}  # it may be of RawKV
-    assert told["three"] == {"keyspace": fail}
+    assert verdicts_of["one"] == {"keyspace": ok, "regions": ok, "read": ok}
+    assert verdicts_of["two"] == {"keyspace": ok, "regions": ok, "read": Verdict.WARN}  # it may be of RawKV
+    assert verdicts_of["three"] == {"keyspace": fail}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             yield new_database(server, "doctor")
 
 
-def verdicts(found: list[Finding]) -> dict[str, Verdict]:
-    return {finding.name: finding.verdict for finding in found}
+def verdicts(findings: list[Finding]) -> dict[str, Verdict]:
+    return {finding.name: finding.verdict for finding in findings}
 
 
 def write_revision(url: str, revision: str) -> None:
@@ -193,10 +193,10 @@ def test_a_catalog_before_and_after_its_migrations(url: str) -> None:
     catalog = Catalog(url)
     catalog.migrate()
     catalog.close()
-    found = check_catalog(url, SystemClock())
+    findings = check_catalog(url, SystemClock())
     well = {"catalog": OK, "isolation": OK, "catalog clock": OK, "migrations": OK, "catalog writes": OK}
-    assert verdicts(found) == well
-    assert found[3].facts == {"found": MIGRATIONS.newest, "newest": MIGRATIONS.newest}
+    assert verdicts(findings) == well
+    assert findings[3].facts == {"found": MIGRATIONS.newest, "newest": MIGRATIONS.newest}
     write_revision(url, "0000")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Migrations, "revisions", frozenset({"0000", MIGRATIONS.newest}))
@@ -210,9 +210,9 @@ def test_a_catalog_before_and_after_its_migrations(url: str) -> None:
 
 
 def test_a_catalog_that_is_away() -> None:
-    found = check_catalog("mysql+pymysql://user:secret-word@127.0.0.1:1/tistream", SystemClock())
-    assert verdicts(found) == {"catalog": FAIL}
-    assert "secret-word" not in found[0].words
+    findings = check_catalog("mysql+pymysql://user:secret-word@127.0.0.1:1/tistream", SystemClock())
+    assert verdicts(findings) == {"catalog": FAIL}
+    assert "secret-word" not in findings[0].words
 
 
 def doctor(*args: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -235,26 +235,26 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableS3]:
 
 def test_a_store_that_ignores_create_if_absent_is_refused(plain: DurableS3) -> None:
     with careless_s3(plain.server.endpoint) as endpoint:
-        status, found = doctor("--object-store", S3Server(endpoint=endpoint).url("careless", "prefix"))
+        status, checks = doctor("--object-store", S3Server(endpoint=endpoint).url("careless", "prefix"))
     assert status == 1
-    refused = {name: check for name, check in found.items() if check["verdict"] == "fail"}
-    assert set(refused) == {"create if absent", "one winner"}, found
+    refused = {name: check for name, check in checks.items() if check["verdict"] == "fail"}
+    assert set(refused) == {"create if absent", "one winner"}, checks
     assert "ignores If-None-Match (expected 412)" in refused["create if absent"]["words"]
     assert refused["one winner"]["facts"]["winners"] > 1
     assert [*open_store(plain.server.url("careless", "prefix")).list("")] == [], "all of it was removed"
 
 
 def test_a_bucket_that_is_not_there(plain: DurableS3) -> None:
-    status, found = doctor("--object-store", plain.server.url("absent"))
-    assert (status, list(found), found["object store"]["verdict"]) == (1, ["object store"], "fail")
+    status, checks = doctor("--object-store", plain.server.url("absent"))
+    assert (status, list(checks), checks["object store"]["verdict"]) == (1, ["object store"], "fail")
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
-    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as made:
+    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as new_store:
         for name, value in ROOT.items():
             patch.setenv(name, value)
-        yield made
+        yield new_store
 
 
 def test_a_good_store_and_the_pushers_role(guarded: GuardedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,26 +262,26 @@ def test_a_good_store_and_the_pushers_role(guarded: GuardedS3, tmp_path: Path, m
     monkeypatch.setenv("TISTREAM_PUSH_STS_ENDPOINT", guarded.endpoint)
     config = tmp_path / "tistream.toml"
     config.write_text(f'[object_store]\nurl = "{guarded.url}"\n[push]\nrole_arn = "{role}"\n')
-    status, found = doctor("--config", str(config))
-    assert {name: check["verdict"] for name, check in found.items()} == dict.fromkeys(
+    status, checks = doctor("--config", str(config))
+    assert {name: check["verdict"] for name, check in checks.items()} == dict.fromkeys(
         [*STORE, "delete", "push credentials"], "ok"
     )
     assert status == 0
     assert [*open_store(guarded.url).list("doctor/")] == []
     monkeypatch.setenv("TISTREAM_PUSH_ROLE_ARN", f"{role}-absent")
-    status, found = doctor("--config", str(config))
-    assert (status, found["push credentials"]["verdict"]) == (1, "fail")
+    status, checks = doctor("--config", str(config))
+    assert (status, checks["push credentials"]["verdict"]) == (1, "fail")
 
 
 def test_credentials_that_the_store_refuses(guarded: GuardedS3, monkeypatch: pytest.MonkeyPatch) -> None:
     role = guarded.make_role("writers", [{"Effect": "Allow", "Action": "s3:PutObject", "Resource": "*"}])
-    made = guarded.client("sts").assume_role(RoleArn=role, RoleSessionName="doctor")["Credentials"]
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", made["AccessKeyId"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", made["SecretAccessKey"])
-    monkeypatch.setenv("AWS_SESSION_TOKEN", made["SessionToken"])
-    status, found = doctor("--object-store", guarded.url)
-    assert (status, list(found)) == (1, ["object store"])
-    assert "the store refused" in found["object store"]["words"]
+    credentials = guarded.client("sts").assume_role(RoleArn=role, RoleSessionName="doctor")["Credentials"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", credentials["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", credentials["SecretAccessKey"])
+    monkeypatch.setenv("AWS_SESSION_TOKEN", credentials["SessionToken"])
+    status, checks = doctor("--object-store", guarded.url)
+    assert (status, list(checks)) == (1, ["object store"])
+    assert "the store refused" in checks["object store"]["words"]
 
 
 def test_nothing_to_look_at(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
+    new_world = World()
+    yield new_world
+    new_world.close()
 
 
 def trouble(stream: Awaited[FeedStream]) -> TiStreamError:
@@ -119,14 +119,14 @@ def test_when_it_is_cut_all_go_on_where_they_were(world: World) -> None:
     stores = [MadeStore(n, 40) for n in range(5)]
     world.server.source = MadeStores(*stores)
     streams = [world.subscribe(n) for n in range(5)]
-    found: list[list[int]] = [next_seqs(stream, n) for n, stream in enumerate(streams)]
+    seqs_read: list[list[int]] = [next_seqs(stream, n) for n, stream in enumerate(streams)]
     for at in range(1, 4):
         world.proxy.cut()
-        for seqs, stream in zip(found, streams, strict=True):
+        for seqs, stream in zip(seqs_read, streams, strict=True):
             seqs += next_seqs(stream, 8)
         for store in stores:
             store.grow(40 + at)
-    for n, (seqs, stream) in enumerate(zip(found, streams, strict=True)):
+    for n, (seqs, stream) in enumerate(zip(seqs_read, streams, strict=True)):
         assert seqs + next_seqs(stream, 43 - 24 - n) == list(range(1, 44))
     eventually(lambda: world.server.subscriptions == 5)
     eventually(lambda: all(len(store.wakes) == 1 for store in stores))
@@ -190,9 +190,9 @@ def test_trouble_is_told_to_those_whom_it_concerns(world: World) -> None:
     assert other.next(0) is None
     bad.trouble = CorruptObject("torn", object="file-1")
     bad.grow(0)
-    told = trouble(concerned)
-    assert isinstance(told, CorruptObject)
-    assert told.facts == {"object": "file-1"}
+    error = trouble(concerned)
+    assert isinstance(error, CorruptObject)
+    assert error.facts == {"object": "file-1"}
     for seq in (1, 2, 3):
         good.grow(seq)
         assert next_seqs(other, 1) == [seq]
@@ -325,6 +325,6 @@ def test_a_server_that_says_nonsense_is_left_with_a_reason(world: World) -> None
     with Nonsense("grpc://127.0.0.1:0") as server:
         world.port = server.port
         stream = world.subscribe(7)
-        told = trouble(stream)
-        assert isinstance(told, FeedUnavailable)
-        assert "invalid feed message" in str(told)
+        error = trouble(stream)
+        assert isinstance(error, FeedUnavailable)
+        assert "invalid feed message" in str(error)

@@ -77,11 +77,11 @@ class World:
         return request_of(self.catalog, task_id, 7)
 
     def feed(self, bearer: Callable[[], str] | None = None, tls: TlsFiles | None = None) -> FlightFeed:
-        made = catalog_feed(self.catalog, tls)
+        new_feed = catalog_feed(self.catalog, tls)
         if bearer is not None:
-            made = FlightFeed(locate_by_catalog(self.catalog), bearer, tls=tls)
-        self.feeds.append(made)
-        return made
+            new_feed = FlightFeed(locate_by_catalog(self.catalog), bearer, tls=tls)
+        self.feeds.append(new_feed)
+        return new_feed
 
     def close(self) -> None:
         for feed in self.feeds:
@@ -94,9 +94,9 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(flight_server, "LOOK_S", 0.1)
     monkeypatch.setattr(port_access, "REREAD_S", 0.1)
-    made = World(tmp_path)
-    yield made
-    made.close()
+    new_world = World(tmp_path)
+    yield new_world
+    new_world.close()
 
 
 def error_of(stream: Awaited[FeedStream]) -> TiStreamError | None:
@@ -153,12 +153,12 @@ def without_a_valid_token(world: World) -> list[str]:
 def served_to_others(world: World) -> list[str]:
     """The subscriptions that get rows although the task is not theirs."""
     world.put()
-    mine = world.request()
+    own = world.request()
     owned(world.catalog, 1, world.epoch, "s2")
     theirs = world.request()
     wrong = {
-        "a replaced owner": (mine, Fenced),
-        "the old owner with the new epoch": (replace(mine, epoch=theirs.epoch), Fenced),
+        "a replaced owner": (own, Fenced),
+        "the old owner with the new epoch": (replace(own, epoch=theirs.epoch), Fenced),
         "an epoch to come": (replace(theirs, epoch=theirs.epoch + 1), Fenced),
         "a task that does not exist": (replace(theirs, task_id=99), Fenced),
         "a task of another tenant": (replace(theirs, task_id=3), Fenced),
@@ -166,9 +166,9 @@ def served_to_others(world: World) -> list[str]:
         "all keys": (replace(theirs, range=KeyRange()), FeedUnavailable),
     }
     feed = world.feed()
-    found = [name for name, (asked, error) in wrong.items() if not isinstance(error_of(subscribed(feed, asked)), error)]
+    names = [name for name, (wish, error) in wrong.items() if not isinstance(error_of(subscribed(feed, wish)), error)]
     assert error_of(subscribed(feed, theirs)) is None
-    return found
+    return names
 
 
 def test_a_call_without_a_valid_token_is_refused_counted_and_logged(world: World) -> None:
@@ -252,18 +252,18 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(authority: Path, name: str, *, of: str = "IP:127.0.0.1", peer_name: str = "") -> TlsFiles:
     """A certificate of the authority, for this name."""
-    made = certificate(authority.parent, name, of=of, ca=authority)
-    return TlsFiles(made, made.with_suffix(".key"), authority, peer_name)
+    certificate_file = certificate(authority.parent, name, of=of, ca=authority)
+    return TlsFiles(certificate_file, certificate_file.with_suffix(".key"), authority, peer_name)
 
 
 @pytest.fixture
 def secured(tmp_path: Path, authority: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A port with a certificate, for callers whose certificate is of a sorter."""
     monkeypatch.setattr(flight_server, "LOOK_S", 0.1)
-    made = World(tmp_path, files(authority, "dispatcher", of="IP:127.0.0.1", peer_name="sorter"))
-    made.put()
-    yield made
-    made.close()
+    new_world = World(tmp_path, files(authority, "dispatcher", of="IP:127.0.0.1", peer_name="sorter"))
+    new_world.put()
+    yield new_world
+    new_world.close()
 
 
 def test_both_sides_check_the_certificate_of_the_other(secured: World, authority: Path, tmp_path: Path) -> None:
@@ -308,9 +308,9 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     eventually(lambda: secured.dispatcher.problems() == [])
     second = certificate(tmp_path, "second")  # another authority signs from now on, for both sides
     for name, of in (("dispatcher", "IP:127.0.0.1"), ("sorter", "DNS:sorter")):
-        made = certificate(tmp_path, name, of=of, ca=second)
+        certificate_file = certificate(tmp_path, name, of=of, ca=second)
         for suffix in (".pem", ".key"):
-            shutil.copy(made.with_suffix(suffix), authority.parent / f"{name}{suffix}")
+            shutil.copy(certificate_file.with_suffix(suffix), authority.parent / f"{name}{suffix}")
     shutil.copy(second, authority)
     for _ in range(3):
         secured.put()

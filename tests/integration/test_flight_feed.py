@@ -131,12 +131,12 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    yield made
-    for stream in made.streams:
+    new_world = World()
+    yield new_world
+    for stream in new_world.streams:
         stream.close()
-    made.feed.close()
-    for server in made.servers:
+    new_world.feed.close()
+    for server in new_world.servers:
         server.shutdown()
 
 
@@ -251,9 +251,9 @@ def test_a_dispatcher_that_is_killed_is_replaced_without_a_gap_or_a_repeat(world
         assert process.stdout is not None
         world.address = f"grpc://127.0.0.1:{int(process.stdout.readline())}"
         stream = world.subscribe()
-        found = stream.next(20)
-        assert found is not None
-        assert found.seq == 1
+        first = stream.next(20)
+        assert first is not None
+        assert first.seq == 1
         world.address = None
         process.kill()
         process.wait()
@@ -309,10 +309,10 @@ def test_a_client_that_does_not_read_stops_the_server(world: World) -> None:
     eventually(lambda: script.sent >= FEED_QUEUE_BATCHES_MAX)
     time.sleep(0.5)
     assert script.sent < count
-    got = 1
-    while got < count:
+    received = 1
+    while received < count:
         assert stream.next(60) is not None
-        got += 1
+        received += 1
 
 
 def test_a_client_that_leaves_closes_its_subscription(world: World) -> None:
@@ -353,9 +353,9 @@ def _has_ended(exchange: Exchange) -> bool:
     return exchange.ended is not None
 
 
-def none_yet(found: FeedBatch | NoBatch) -> NoBatch:
-    assert not isinstance(found, FeedBatch)
-    return found
+def none_yet(looked: FeedBatch | NoBatch) -> NoBatch:
+    assert not isinstance(looked, FeedBatch)
+    return looked
 
 
 def test_a_look_never_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:

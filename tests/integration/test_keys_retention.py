@@ -111,18 +111,18 @@ class World:
         """What a reader as of then has: the base, and the log above it."""
         row = get_tenant(self.catalog, TENANT)
         base = of_range(list_bases(self.catalog, TENANT), as_of, start_ts=row.start_ts, floor_ts=row.floor_ts)
-        found = list[Row]()
+        versions = list[Row]()
         if isinstance(base.source, BaseRow):
             for segment in base_segments_of(self.catalog, base.source) or ():
-                found += rows_of(base_rows(self.store, segment, base.ts, KEY_VERSION))
+                versions += rows_of(base_rows(self.store, segment, base.ts, KEY_VERSION))
         for part in self.reader.versions(TENANT, after=base.ts, upto=upto, table_ids=[0]):
-            found += rows_of(part)
-        return found
+            versions += rows_of(part)
+        return versions
 
     def logged(self) -> list[Row]:
         """What the files of the log hold, below the floor as well."""
-        found = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=self.at(0), limit=1000)
-        return [row for segment in found for row in rows_of(SegmentSource(self.store).rows(segment))]
+        segments = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=self.at(0), limit=1000)
+        return [row for segment in segments for row in rows_of(SegmentSource(self.store).rows(segment))]
 
     def judge(self, floor: int, edge: int) -> int:
         """Every read in [floor, edge] is as if nothing had been deleted; the number of inexact ones."""
@@ -131,19 +131,19 @@ class World:
         moments |= {tso.compose(row.expire_ts * 1000) for row in logged}
         some = random.Random(8).sample(sorted(ts for ts in moments if floor <= ts <= edge), 30)
         for as_of in {floor, edge, *some}:
-            found = self.known(as_of, edge)
+            known = self.known(as_of, edge)
             for key in {row.key for row in self.rows}:
-                wanted = answer(logged, key, as_of)
-                assert answer(found, key, as_of) == wanted, (key, as_of)
-                inexact += not wanted.exact
+                expected = answer(logged, key, as_of)
+                assert answer(known, key, as_of) == expected, (key, as_of)
+                inexact += not expected.exact
         return inexact
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.catalog.close()
+    new_world = World(tmp_path)
+    yield new_world
+    new_world.catalog.close()
 
 
 def test_the_floor_follows_the_bases_of_the_keys(world: World) -> None:
@@ -205,9 +205,9 @@ def test_the_api_answers_as_if_nothing_had_been_deleted(world: World) -> None:
 
         def entries(as_of: int) -> list[dict[str, Any]]:
             """The last version of an unknown key without a value may be gone."""
-            found = http.get(f"{BASE}/kv/rows", params={"as_of": as_of, "format": "ndjson", "allow_state": True})
-            assert found.status_code == 200, found.text
-            return [{k: e[k] for k in e if e["value"] is not None or k in ("key", "exact")} for e in events_of(found)]
+            reply = http.get(f"{BASE}/kv/rows", params={"as_of": as_of, "format": "ndjson", "allow_state": True})
+            assert reply.status_code == 200, reply.text
+            return [{k: e[k] for k in e if e["value"] is not None or k in ("key", "exact")} for e in events_of(reply)]
 
         before = [entries(as_of) for as_of in moments]
         assert not all(entry["exact"] for found in before for entry in found)

@@ -69,13 +69,13 @@ def _addresses(http: TestClient, tenant: Tenant) -> list[str]:
     Streams have no end."""
     routes = [r for r in every_route(http.app) if isinstance(r, APIRoute)]  # type: ignore[arg-type]
     paths = {r.path for r in routes if "GET" in (r.methods or ()) and not r.path.startswith("/v1/")}
-    found = [fill(path, tenant) for path in paths if "{tenant_id}" in path]
+    addresses = [fill(path, tenant) for path in paths if "{tenant_id}" in path]
     for path, methods in http.get("/openapi.json").json()["paths"].items():
         if "{tenant_id}" in path and "get" in methods and not path.endswith(":stream"):
             takes = {p["name"] for p in methods["get"].get("parameters", ())}
             given = "&".join(f"{name}={value}" for name, value in _GIVEN.items() if name in takes)
-            found += [fill(path, tenant), f"{fill(path, tenant)}?{given}"]
-    return sorted(found)
+            addresses += [fill(path, tenant), f"{fill(path, tenant)}?{given}"]
+    return sorted(addresses)
 
 
 @pytest.mark.parametrize("tenant", [WITH_ROWS, NEW, UNBOUND], ids=str)
@@ -108,14 +108,14 @@ def test_tables_of_a_keyspace_are_refused_with_what_it_has(http: TestClient) -> 
 
 
 def test_a_keyspace_is_shown_as_one(http: TestClient) -> None:
-    found = {item["tenant_id"]: item for item in http.get("/v1/tenants").json()["items"]}
-    assert [found[n]["kind"] for n in (1, 2, 3)] == ["raw", "txn", "raw"]
-    assert found[1]["keyspace"] == {"id": 1, "name": None}
-    assert found[3]["keyspace"] == {"id": None, "name": "orders"}
-    assert (found[1]["start_key"], found[1]["end_key"]) == (b"a".hex(), b"n".hex())
-    assert (found[2]["start_key"], found[2]["end_key"]) == ("", "")
-    assert (found[1]["state"], found[1]["lag_s"] > 4) == ("ACTIVE", True)
-    assert (found[2]["state"], found[2]["lag_s"]) == ("ACTIVE", None)
+    tenants = {item["tenant_id"]: item for item in http.get("/v1/tenants").json()["items"]}
+    assert [tenants[n]["kind"] for n in (1, 2, 3)] == ["raw", "txn", "raw"]
+    assert tenants[1]["keyspace"] == {"id": 1, "name": None}
+    assert tenants[3]["keyspace"] == {"id": None, "name": "orders"}
+    assert (tenants[1]["start_key"], tenants[1]["end_key"]) == (b"a".hex(), b"n".hex())
+    assert (tenants[2]["start_key"], tenants[2]["end_key"]) == ("", "")
+    assert (tenants[1]["state"], tenants[1]["lag_s"] > 4) == ("ACTIVE", True)
+    assert (tenants[2]["state"], tenants[2]["lag_s"]) == ("ACTIVE", None)
 
 
 def test_what_waits_is_said_in_the_words_of_a_keyspace(http: TestClient) -> None:

@@ -80,9 +80,9 @@ def test_every_pair_once_in_order(reader: KvReader) -> None:
 
 
 def test_splits_moves_and_busy_servers_between_two_pages(served: ServedCluster, reader: KvReader) -> None:
-    found: list[tuple[bytes, bytes]] = []
+    pairs: list[tuple[bytes, bytes]] = []
     for n, page in enumerate(reader.read(KeyRange(), S)):
-        found += zip(page.keys, page.values, strict=True)
+        pairs += zip(page.keys, page.values, strict=True)
         with served.changing() as cluster:
             region = cluster.region_of(page.keys[-1] + b"\0")
             if n % 2:
@@ -90,16 +90,16 @@ def test_splits_moves_and_busy_servers_between_two_pages(served: ServedCluster, 
             elif page.keys[-1] + b"\0" > region.range.start:
                 cluster.split(region.region_id, [page.keys[-1] + b"\0"], [1000 + n])
         served.reads.busy_next = 1 if n == 2 else 0
-    assert found == PAIRS
+    assert pairs == PAIRS
 
 
 def test_a_lock_is_waited_for(served: ServedCluster, reader: KvReader) -> None:
     start_ts = S + 10
     with served.changing() as cluster:
         cluster.prewrite(b"k100", Lock(start_ts, Op.PUT, b"new", None))
-    found: list[tuple[bytes, bytes]] = []
+    pairs: list[tuple[bytes, bytes]] = []
     read_ts = served.tso()
-    thread = threading.Thread(target=lambda: found.extend(read(reader, ts=read_ts)))
+    thread = threading.Thread(target=lambda: pairs.extend(read(reader, ts=read_ts)))
     thread.start()
     eventually(lambda: "locks the key" in reader.problem)
     assert f"{start_ts} locks the key {b'k100'.hex()}" in reader.problem
@@ -107,7 +107,7 @@ def test_a_lock_is_waited_for(served: ServedCluster, reader: KvReader) -> None:
     with served.changing() as cluster:
         cluster.commit(b"k100", start_ts=start_ts, commit_ts=start_ts + 5)
     thread.join(WAIT_S)
-    assert found == [(key, b"new" if key == b"k100" else value) for key, value in PAIRS]
+    assert pairs == [(key, b"new" if key == b"k100" else value) for key, value in PAIRS]
 
 
 def test_a_store_that_stays_busy_is_told_in_the_end(served: ServedCluster, stop: threading.Event) -> None:
@@ -148,8 +148,8 @@ def test_hostile_answers_name_store_region_and_request(hostile: tuple[KvReader, 
 def test_the_schema_of_the_recorded_cluster_is_the_recorded_one(stop: threading.Event) -> None:
     with ServedCluster(recorded_cluster(RECORDING, floor_ts=S, regions=12)) as served:
         for reader in a_reader(served, stop):
-            found = orjson.loads(read_schema(reader, S))
-    assert found == orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+            schema = orjson.loads(read_schema(reader, S))
+    assert schema == orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
 
 
 def test_a_cluster_without_tidb_has_no_schema(reader: KvReader) -> None:

@@ -50,17 +50,17 @@ def ago(ms: int) -> int:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
     """A log up to the recording's end, 1,000 ms old, whose tasks and two stores have owners."""
-    with api_world(tmp_path) as made:
-        made.log.build(3)
-        epoch = elected(made.catalog)
+    with api_world(tmp_path) as api:
+        api.log.build(3)
+        epoch = elected(api.catalog)
         for kind, name in (("sorter", "sorter-1"), ("dispatcher", "dispatcher-1")):
-            register_worker(made.catalog, name, kind, "")
-        for task in list_tasks(made.catalog, TENANT):
-            assign_task(made.catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, leader_epoch=epoch)
+            register_worker(api.catalog, name, kind, "")
+        for task in list_tasks(api.catalog, TENANT):
+            assign_task(api.catalog, task.task_id, worker_id="sorter-1", seen_epoch=task.epoch, leader_epoch=epoch)
         for store_id in STORES:
-            issue_incarnation(made.catalog, TENANT, store_id)
-            assign_store(made.catalog, TENANT, store_id, worker_id="dispatcher-1", seen_epoch=0, leader_epoch=epoch)
-        yield made
+            issue_incarnation(api.catalog, TENANT, store_id)
+            assign_store(api.catalog, TENANT, store_id, worker_id="dispatcher-1", seen_epoch=0, leader_epoch=epoch)
+        yield api
 
 
 def push(world: ApiWorld, store_id: int, seq: int, cut_ts: int) -> BatchKey:
@@ -69,8 +69,8 @@ def push(world: ApiWorld, store_id: int, seq: int, cut_ts: int) -> BatchKey:
     return key
 
 
-def stages(found: dict[str, Any]) -> dict[str, int]:
-    return {"+".join(stage["stages"]): round(1000 * stage["duration_s"]) for stage in found["stages"]}
+def stages(answer: dict[str, Any]) -> dict[str, int]:
+    return {"+".join(stage["stages"]): round(1000 * stage["duration_s"]) for stage in answer["stages"]}
 
 
 def tasks_of(world: ApiWorld) -> list[TaskRow]:
@@ -78,9 +78,9 @@ def tasks_of(world: ApiWorld) -> list[TaskRow]:
 
 
 def test_without_why_it_is_the_lag_alone(world: ApiWorld) -> None:
-    found = world.ok("/lag").json()
-    assert found["lag_s"] == 1
-    assert "stages" not in found
+    lag = world.ok("/lag").json()
+    assert lag["lag_s"] == 1
+    assert "stages" not in lag
 
 
 def test_a_recording_that_has_ended_does_not_lag(world: ApiWorld) -> None:
@@ -110,13 +110,13 @@ def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWo
     slow = push(world, 2, 1, ago(600))
     for store_id in STORES:
         note_cut_ts(world.catalog, TENANT, store_id, ago(700))
-    found = world.ok("/lag", why="true").json()
-    assert stages(found) == {"upstream_flush": 600, "fetch": 100, "match+watermark_gap_wait+flush": 300, "serve": 0}
-    assert found["slowest"] == "upstream_flush"
-    first = found["stages"][0]
+    lag = world.ok("/lag", why="true").json()
+    assert stages(lag) == {"upstream_flush": 600, "fetch": 100, "match+watermark_gap_wait+flush": 300, "serve": 0}
+    assert lag["slowest"] == "upstream_flush"
+    first = lag["stages"][0]
     assert first["where"].startswith("store 2: its newest file 1/1 was cut 600 ms ago; region 1 has its watermark ")
-    assert "store 1, dispatcher dispatcher-1, last seen" in found["stages"][1]["where"]
-    newest = {store["store_id"]: store["newest_file"] for store in found["stores"]}
+    assert "store 1, dispatcher dispatcher-1, last seen" in lag["stages"][1]["where"]
+    newest = {store["store_id"]: store["newest_file"] for store in lag["stores"]}
     assert newest[2] == str(slow)
     assert newest[1].endswith("file-000000000002.seg")
 
@@ -133,12 +133,12 @@ def test_a_newest_file_that_does_not_count_is_named_and_explains_nothing(world: 
         data[-20] ^= 1
         world.store.delete(str(held))
         world.store.put(str(held), bytes(data))
-    found = world.ok("/lag", why="true").json()
-    assert stages(found)["upstream_flush"] == 600
+    lag = world.ok("/lag", why="true").json()
+    assert stages(lag)["upstream_flush"] == 600
     where = "ahead of the catalog's clock: it counts at 20" if ahead_ms else "checksum"
-    assert found["stages"][0]["where"].startswith("store 2: its newest file 1/2 does not count: ")
-    assert where in found["stages"][0]["where"]
-    (shown,) = (store for store in found["stores"] if store["store_id"] == 2)
+    assert lag["stages"][0]["where"].startswith("store 2: its newest file 1/2 does not count: ")
+    assert where in lag["stages"][0]["where"]
+    (shown,) = (store for store in lag["stores"] if store["store_id"] == 2)
     assert (shown["newest_cut_ts"], shown["behind_s"], where in shown["newest_fault"]) == (None, 0.6, True)
 
 
@@ -150,22 +150,22 @@ def test_watermarks_and_reasons_come_from_what_workers_reported(world: ApiWorld)
     stuck = StuckReport(
         start_key=b"t", end_key=b"u", watermark=None, region_id=12, store_id=3, file="1/9", reason="its store is silent"
     )
-    told = [
+    reports = [
         TaskReport(task_id=t.task_id, epoch=t.epoch, watermark=ago(400 if n else 800), stuck=() if n else (stuck,))
         for n, t in enumerate(tasks_of(world))
     ]
-    heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(told)))
-    found = world.ok("/lag", why="true").json()
-    assert stages(found) == {
+    heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(reports)))
+    lag = world.ok("/lag", why="true").json()
+    assert stages(lag) == {
         "upstream_flush": 100,
         "fetch": 0,
         "match+watermark_gap_wait": 700,
         "flush": 200,
         "serve": 0,
     }
-    assert found["slowest"] == "match+watermark_gap_wait"
-    assert found["waits_for"] == ["[74, 75): region 12 store 3 file 1/9: its store is silent"]
-    stale = [replace(report, epoch=report.epoch - 1) for report in told]
+    assert lag["slowest"] == "match+watermark_gap_wait"
+    assert lag["waits_for"] == ["[74, 75): region 12 store 3 file 1/9: its store is silent"]
+    stale = [replace(report, epoch=report.epoch - 1) for report in reports]
     heartbeat(world.catalog, "sorter-1", 1, WorkerReport(tasks=tuple(stale)))
     assert "match+watermark_gap_wait+flush" in stages(world.ok("/lag", why="true").json()), "of an earlier owner"
 
@@ -192,8 +192,8 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
     ]
     services = replace(world.services, reports=lambda: states, explain=lambda task_id: [f"task {task_id} waits"])
     with TestClient(create_app(services)) as http:
-        found = http.get(f"{BASE}/lag", params={"why": "true"}).json()
-    assert stages(found) == {
+        lag = http.get(f"{BASE}/lag", params={"why": "true"}).json()
+    assert stages(lag) == {
         "upstream_flush": 100,
         "fetch": 0,
         "match": 200,
@@ -201,7 +201,7 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
         "flush": 100,
         "serve": 0,
     }
-    assert found["waits_for"] == [f"task {tasks_of(world)[0].task_id} waits"]
+    assert lag["waits_for"] == [f"task {tasks_of(world)[0].task_id} waits"]
 
 
 def test_a_look_costs_two_requests_for_a_store(world: ApiWorld) -> None:
@@ -243,22 +243,22 @@ def test_the_sentence_names_what_the_catalog_says(world: ApiWorld) -> None:
 
 def test_a_store_without_a_file_yet_is_named_without_an_age(world: ApiWorld) -> None:
     push(world, 1, 1, ago(100))
-    found = world.ok("/lag", why="true").json()
-    assert found["stages"][0]["where"] == "store 2: it has pushed no file yet"
-    assert found["stores"][1]["behind_s"] is None
+    lag = world.ok("/lag", why="true").json()
+    assert lag["stages"][0]["where"] == "store 2: it has pushed no file yet"
+    assert lag["stores"][1]["behind_s"] is None
 
 
 def test_the_age_of_a_file_is_in_units_that_are_read_at_a_glance(world: ApiWorld) -> None:
     push(world, 1, 1, ago(100))
     note_cut_ts(world.catalog, TENANT, 2, ago(5 * 86_400_000))
-    found = world.ok("/lag", why="true").json()
-    assert found["stages"][0]["where"] == "store 2: its last file was cut 5 d ago"
+    lag = world.ok("/lag", why="true").json()
+    assert lag["stages"][0]["where"] == "store 2: its last file was cut 5 d ago"
 
 
 def test_a_tenant_that_nobody_pushed_yet_has_no_stages(fresh: ApiWorld) -> None:
-    found = fresh.ok("/lag", why="true").json()
-    assert (found["state"], found["lag_s"]) == ("AWAITING_SNAPSHOT", None)
-    assert found["sentence"].startswith("Tenant 1/1 serves nothing yet, because tenant 1/1 waits for its first schema")
+    lag = fresh.ok("/lag", why="true").json()
+    assert (lag["state"], lag["lag_s"]) == ("AWAITING_SNAPSHOT", None)
+    assert lag["sentence"].startswith("Tenant 1/1 serves nothing yet, because tenant 1/1 waits for its first schema")
     assert fresh.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
 
 
@@ -285,8 +285,8 @@ def test_a_tenant_that_is_deleted_does_not_end_the_command_and_all_are_asked_at_
     for number in (2, 3):
         register_tenant(world.catalog, Tenant(1, number))
     assert delete_tenant(world.catalog, Tenant(1, 2), seen=TenantState.AWAITING_SNAPSHOT)
-    asked: list[tuple[Client, str]] = []
-    monkeypatch.setattr(Client, "get", overheard(Client.get, asked))
+    calls: list[tuple[Client, str]] = []
+    monkeypatch.setattr(Client, "get", overheard(Client.get, calls))
     server = HttpServer(create_app(world.services), "127.0.0.1", 0)
     server.start()
     try:
@@ -297,7 +297,7 @@ def test_a_tenant_that_is_deleted_does_not_end_the_command_and_all_are_asked_at_
     assert said.exit_code == 0, said.output
     assert lines[0].startswith("tenant 1/1: 1.0 s behind")
     assert lines[1:] == ["tenant 1/2: it is being deleted", "tenant 1/3: AWAITING_SNAPSHOT, nothing is served yet"]
-    assert [path for _, path in asked] == ["/v1/tenants"]
+    assert [path for _, path in calls] == ["/v1/tenants"]
 
 
 def test_the_command_draws_it(world: ApiWorld) -> None:

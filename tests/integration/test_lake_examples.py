@@ -30,15 +30,15 @@ TABLES = [
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
-    with served_log(tmp_path_factory.mktemp("lake")) as made:
-        made.log.build(12).seed()
-        yield made
+    with served_log(tmp_path_factory.mktemp("lake")) as new_log:
+        new_log.log.build(12).seed()
+        yield new_log
 
 
 @pytest.fixture(scope="module")
 def client(served: ServedLog) -> Iterator[Client]:
-    with connect(served.url) as made:
-        yield made
+    with connect(served.url) as new_client:
+        yield new_client
 
 
 @pytest.fixture(scope="module")

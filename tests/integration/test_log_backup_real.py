@@ -110,9 +110,9 @@ def whole(objects: dict[str, bytes]) -> Read:
 def test_it_says_exactly_what_the_change_feed_said(whole: Read, feed: tuple[int, dict[Version, Content]]) -> None:
     start_ts, changes = feed
     assert whole.resolved == CHECKPOINT
-    mine = {version: content for version, content in whole.changes.items() if version[1] > start_ts}
+    pushed = {version: content for version, content in whole.changes.items() if version[1] > start_ts}
     assert len(changes) == 37_221
-    assert mine == changes
+    assert pushed == changes
 
 
 def test_rows_hidden_by_the_feed_are_no_changes(

@@ -71,9 +71,9 @@ class Site:
 
     def target(self, kind: str) -> log_harm.Part:
         """The segment of this kind that most readers of tables need."""
-        mine = [p for p in self.parts if p.object_key.startswith(f"{kind}/cluster-1/tenant-1/")]
+        candidates = [p for p in self.parts if p.object_key.startswith(f"{kind}/cluster-1/tenant-1/")]
         of_tables = [w for w in self.wanted if w.tables is not None]
-        return max(mine, key=lambda p: (sum(p.rows_of(w) > 0 for w in of_tables), len(p.tables)))
+        return max(candidates, key=lambda p: (sum(p.rows_of(w) > 0 for w in of_tables), len(p.tables)))
 
     def parts_of(self, key: str) -> list[log_harm.Part]:
         """The segments of an object."""
@@ -87,9 +87,9 @@ class Site:
         """(an object of the same tenant and form, one of the other tenant)."""
         kind = part.object_key.split("/")[0]
         near = "bases" if kind == "seeds" else kind
-        mine = {p.object_key for p in self.parts if p.object_key.startswith(f"{near}/")} - {part.object_key}
+        same_kind = {p.object_key for p in self.parts if p.object_key.startswith(f"{near}/")} - {part.object_key}
         theirs = [k for k in self.objects if k.startswith(f"{kind}/cluster-1/tenant-2/")]
-        return max((self.objects[k] for k in mine), key=len), max((self.objects[k] for k in theirs), key=len)
+        return max((self.objects[k] for k in same_kind), key=len), max((self.objects[k] for k in theirs), key=len)
 
 
 def build_log(world: ApiWorld, log: LogBuilder, seed: pa.Table | None) -> None:
@@ -140,8 +140,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         other = LogBuilder(world.catalog, store, tenant=OTHER, rows=some(committed_rows())).register()
         build_log(world, other, seed.take(list(range(0, seed.num_rows, 2))))
         services = log_harm.fresh(world.services)
-        wanted = [log_harm.wants_of(services, reader) for reader in readers(world.log.start_ts)]
-        yield Site(folder, world, store.objects, log_harm.parts_of(services, store.objects, TENANT), wanted)
+        wants = [log_harm.wants_of(services, reader) for reader in readers(world.log.start_ts)]
+        yield Site(folder, world, store.objects, log_harm.parts_of(services, store.objects, TENANT), wants)
 
 
 @contextmanager
@@ -152,8 +152,8 @@ def copy_of(site: Site, folder: Path) -> Iterator[ApiWorld]:
         old.backup(new)
     store = OpenFolder()
     store.objects.update(site.objects)
-    with api_world(folder, store) as made:
-        yield made
+    with api_world(folder, store) as copy:
+        yield copy
 
 
 def objects_of(world: ApiWorld) -> log_harm.Objects:
@@ -181,8 +181,8 @@ def found_by(site: Site, kind: str, harm: str) -> list[str]:
     )
     services = log_harm.fresh(site.world.services)
     with log_harm.harmed(site.objects, part.object_key, bad):
-        found = log_harm.complaints(services, site.wanted, site.parts, part.object_key, good, bad)
-    return found + log_harm.changed(services, site.near(part))
+        complaints = log_harm.complaints(services, site.wanted, site.parts, part.object_key, good, bad)
+    return complaints + log_harm.changed(services, site.near(part))
 
 
 @pytest.mark.parametrize("harm", log_harm.HARMS)
@@ -201,18 +201,18 @@ def test_a_harmed_footer_stops_the_readers_of_its_file_alone(site: Site) -> None
     good = site.objects[part.object_key]
     bad = log_harm.flipped(good, part.footer.offset + part.footer.length // 2)
     with log_harm.harmed(site.objects, part.object_key, bad):
-        found = log_harm.complaints(
+        complaints = log_harm.complaints(
             log_harm.fresh(site.world.services), site.wanted, site.parts, part.object_key, good, bad
         )
-    assert found == []
+    assert complaints == []
 
 
 def test_each_kind_has_readers_that_need_it_and_readers_that_do_not(site: Site) -> None:
     for kind in KINDS:
         part = site.target(kind)
-        mine = [w for w in site.wanted if w.reader.scope.tenant == TENANT]
-        assert any(part.rows_of(w) for w in mine), kind
-        assert not all(part.touches(w) for w in mine), kind
+        of_tenant = [w for w in site.wanted if w.reader.scope.tenant == TENANT]
+        assert any(part.rows_of(w) for w in of_tenant), kind
+        assert not all(part.touches(w) for w in of_tenant), kind
         assert all(w.answer for w in site.wanted)
 
 

@@ -40,14 +40,14 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path, OpenFolder()) as made:
-        made.log.build(20)
-        yield made
+    with api_world(tmp_path, OpenFolder()) as new_world:
+        new_world.log.build(20)
+        yield new_world
 
 
 def order(world: ApiWorld, kind: JobKind = JobKind.MERGE) -> int:
-    wanted = NewJob(tenant=TENANT, kind=kind, limits=NO_LAG)
-    (job_id,) = enqueue(world.catalog, [wanted], leader_epoch=elected(world.catalog))
+    job = NewJob(tenant=TENANT, kind=kind, limits=NO_LAG)
+    (job_id,) = enqueue(world.catalog, [job], leader_epoch=elected(world.catalog))
     return job_id
 
 

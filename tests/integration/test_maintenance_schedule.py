@@ -44,8 +44,8 @@ RULES = MaintenanceRules(lag_ms=1500, pause_ms=0, tail_bytes_min=1 << 40)
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
-    with api_world(tmp_path, OpenFolder()) as made:
-        yield made
+    with api_world(tmp_path, OpenFolder()) as new_world:
+        yield new_world
 
 
 def scheduler(world: ApiWorld, rules: MaintenanceRules = RULES) -> Maintenance:
@@ -152,8 +152,8 @@ def test_only_the_elected_leader_records_jobs(world: ApiWorld) -> None:
 
 def test_a_tenant_that_cannot_be_counted_delays_no_other(world: ApiWorld) -> None:
     world.log.build(60)
-    made = scheduler(world)
-    counting, broken = made._needs.of, Tenant(1, 0)
+    planner = scheduler(world)
+    counting, broken = planner._needs.of, Tenant(1, 0)
     register_tenant(world.catalog, broken)
 
     def of(row: object) -> object:
@@ -161,11 +161,11 @@ def test_a_tenant_that_cannot_be_counted_delays_no_other(world: ApiWorld) -> Non
             raise KeyError("a defect")
         return counting(row)  # type: ignore[arg-type]
 
-    made._needs.of = of  # type: ignore[assignment,method-assign]
-    assert made.step(elected(world.catalog)) == []
+    planner._needs.of = of  # type: ignore[assignment,method-assign]
+    assert planner.step(elected(world.catalog)) == []
     (stop,) = list_stopped_items(world.catalog, TENANT)
     assert (stop.stopped.role, stop.stopped.tenant) == ("maintenance", TENANT)
-    assert len(made.problems()) == 1
+    assert len(planner.problems()) == 1
 
 
 def test_a_replay_is_offered_where_much_is_unread_and_withdrawn_when_it_is_read(world: ApiWorld) -> None:

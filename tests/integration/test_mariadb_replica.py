@@ -88,8 +88,8 @@ class Consumer:
         try:
             with self._sql.cursor() as cursor:
                 cursor.execute(words)
-                (found,) = cursor.fetchone() or (0,)
-                return int(found)
+                (value,) = cursor.fetchone() or (0,)
+                return int(value)
         except pymysql.err.Error:  # not made yet
             return 0
 
@@ -102,9 +102,9 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServedLog]:
-    with served_log(tmp_path) as made:
-        made.log.activate().seed()
-        yield made
+    with served_log(tmp_path) as new_log:
+        new_log.log.activate().seed()
+        yield new_log
 
 
 def test_a_replica_equals_tidb_however_often_it_was_killed(server: str, served: ServedLog, tmp_path: Path) -> None:

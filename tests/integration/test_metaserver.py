@@ -46,8 +46,8 @@ BASE = "/v1/clusters/1/tenants/1"
 
 @pytest.fixture
 def snapshot() -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
-    return found
+    read: dict[str, Any] = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+    return read
 
 
 def pack(snapshot: dict[str, Any]) -> bytes:
@@ -353,11 +353,11 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
     body = {"cluster_id": 1, "tenant_id": 1}
     first = http.post("/v1/tenants", json=body)
     assert first.status_code == 201
-    found = first.json()
-    access = found["push"].pop("credentials")
+    registered = first.json()
+    access = registered["push"].pop("credentials")
     assert (access["by"], access["url"]) == ("pusher", None)
     assert "without push.role_arn only these restrict them" in access["words"]
-    assert found == {
+    assert registered == {
         "cluster_id": 1,
         "tenant_id": 1,
         "state": "AWAITING_SNAPSHOT",
@@ -388,8 +388,8 @@ def test_a_seed_ahead_of_the_time_waits(http: TestClient, catalog: Catalog) -> N
     register_tenant(catalog, T)
     now_ms = database_time_ms(catalog)
     for ahead_ms, status, code in ((3_600_000, 503, "TS-1067"), (30_000, 400, "TS-1001")):
-        found = http.post(f"{BASE}/seeds", json={"ts": str(tso.compose(now_ms + ahead_ms))})
-        assert (found.status_code, found.json()["code"]) == (status, code), "the near one lacks its files only"
+        answer = http.post(f"{BASE}/seeds", json={"ts": str(tso.compose(now_ms + ahead_ms))})
+        assert (answer.status_code, answer.json()["code"]) == (status, code), "the near one lacks its files only"
 
 
 def test_incarnations_rise_and_carry_the_largest_cut_ts_as_text(http: TestClient, catalog: Catalog) -> None:

@@ -125,9 +125,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, server: S3Server) -> Iterator[World]:
-    made = World(tmp_path, server)
-    yield made
-    made.close()
+    new_world = World(tmp_path, server)
+    yield new_world
+    new_world.close()
 
 
 def below(prefix: str) -> str:
@@ -147,10 +147,10 @@ def test_a_store_that_seldom_writes_is_read_at_a_notification_and_asked_for_less
             time.sleep(EVERY_S)
             world.arrive(SILENT, later)
             world.arrive(TOLD, later)  # nothing but a notification has it looked for now
-        asked = {s: world.requests(s) - before[s] for s in world.tallies}
+        requests_made = {s: world.requests(s) - before[s] for s in world.tallies}
     finally:
         reader.stop()
-    assert 2 * asked[TOLD] <= asked[SILENT], asked  # 4 and 23 on a quiet machine
+    assert 2 * requests_made[TOLD] <= requests_made[SILENT], requests_made  # 4 and 23 on a quiet machine
     assert reader.problems() == []
 
 

@@ -71,11 +71,11 @@ class Handler(BaseHTTPRequestHandler):
         fault = faults.pop(0) if faults else None
         if isinstance(fault, int):
             return self.answer(fault)
-        status, found = self.perform(body)
+        status, reply = self.perform(body)
         if fault == "lose":
             self.close_connection = True
             return None
-        return self.answer(status, found)
+        return self.answer(status, reply)
 
     do_PUT = do_GET = handle_one
 

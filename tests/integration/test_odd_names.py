@@ -29,19 +29,19 @@ QUERIES = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
     """(address, paths of the routes that take a name)."""
-    made = odd_log()
+    log = odd_log()
     folder = tmp_path_factory.mktemp("names")
-    with api_world(folder, rows=made.keywords["rows"], builder=made) as world:
+    with api_world(folder, rows=log.keywords["rows"], builder=log) as world:
         seeded(world.log)
         app = create_app(world.services)
-        found = [r.path for r in every_route(app) if isinstance(r, APIRoute) and "GET" in (r.methods or ())]
+        get_paths = [r.path for r in every_route(app) if isinstance(r, APIRoute) and "GET" in (r.methods or ())]
         with served(app) as server:
-            yield server.url, [path for path in found if "{database" in path]
+            yield server.url, [path for path in get_paths if "{database" in path]
 
 
 def answers(http: httpx2.Client, paths: list[str], name: str) -> dict[str, tuple[int, object]]:
     """By request: the status, and how long its body would be if the name were as long as the plain one."""
-    found: dict[str, tuple[int, object]] = {}
+    answer_of: dict[str, tuple[int, object]] = {}
     values = {"cluster_id": "1", "tenant_id": "1", "ts": str(recording_end())}
     for path in paths:
         filled = re.sub(r"\{(\w+)(?::\w+)?\}", lambda m: values.get(m[1], name_in_path(name)), path)
@@ -49,13 +49,13 @@ def answers(http: httpx2.Client, paths: list[str], name: str) -> dict[str, tuple
         for query in QUERIES.get(suffix, [""]):
             answer = http.get(filled, params=query)
             rows = answer.text.count('"type":"insert"') if "ndjson" in query or "stream" in path else None
-            found[f"{path}?{query}"] = answer.status_code, rows
+            answer_of[f"{path}?{query}"] = answer.status_code, rows
             for link in [answer.headers["Link"]] if "Link" in answer.headers else []:
                 next_page = link[1 : link.index(">")]
                 assert urlsplit(next_page).netloc == ""
                 assert http.get(next_page).status_code == 200, (name, link)
                 assert "x-injected" not in answer.headers
-    return found
+    return answer_of
 
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)

@@ -51,9 +51,9 @@ def test_the_wizard_is_for_those_who_may_register(site: Site) -> None:
 
 def test_the_wizard_knows_who_is_there_and_tells_no_stranger(site: Site) -> None:
     def why(key: str, tenant: Tenant) -> str | None:
-        asked = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
-        found: str | None = site.get("/tenants/register.json", key, params=asked).json()["why_not"]
-        return found
+        params = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
+        reason: str | None = site.get("/tenants/register.json", key, params=params).json()["why_not"]
+        return reason
 
     owner, bound = site.key(Role.OWNER), site.key(Role.VIEWER, MINE)
     assert why(owner, OTHER) == "Tenant 2/7 is registered already; it is awaiting snapshot."
@@ -80,16 +80,16 @@ def test_the_checklist_follows_the_catalog(site: Site) -> None:
     assert done()[-1] == "a pusher has started"
     assert "the service does the next step" in words(site, path, key).lower()
     LogBuilder(catalog, site.parts.store, tenant=new).activate()
-    found = site.get(f"{path}.json", key).json()
-    assert (found["next"], found["state"], found["awaiting"]) == (None, "ACTIVE", False)
-    assert all(step["done"] for step in found["steps"])
+    checklist = site.get(f"{path}.json", key).json()
+    assert (checklist["next"], checklist["state"], checklist["awaiting"]) == (None, "ACTIVE", False)
+    assert all(step["done"] for step in checklist["steps"])
     site.ask("DELETE", f"/v1/keys/{id_of(pusher)}", key)
     assert "key for its pushers created" not in done()
 
 
 def test_lines_to_connect_show_a_key_where_one_is_asked_for(site: Site, tmp_path: Path) -> None:
-    found = site.get("/tenants/1/1/connect.json", site.key(Role.VIEWER), params={"table": "shop.customers"}).json()
-    pull, push = ({line["name"]: line["text"] for line in found[way]} for way in ("pull", "push"))
+    lines = site.get("/tenants/1/1/connect.json", site.key(Role.VIEWER), params={"table": "shop.customers"}).json()
+    pull, push = ({line["name"]: line["text"] for line in lines[way]} for way in ("pull", "push"))
     assert pull["curl"].startswith(
         'curl -s -H "Authorization: Bearer $TISTREAM_KEY" \'http://testserver/v1/clusters/1/'
     )
@@ -110,8 +110,8 @@ def test_lines_to_connect_show_a_key_where_one_is_asked_for(site: Site, tmp_path
 def test_lines_that_are_shown_are_lines_that_work(site: Site) -> None:
     """What the curl line asks is answered; with the key that it names, and not without.
     tests/integration/test_spark_source.py runs all four."""
-    found = site.get("/tenants/1/1/connect.json", site.key(Role.OWNER)).json()
-    (curl,) = [line["text"] for line in found["pull"] if line["name"] == "curl"]
+    lines = site.get("/tenants/1/1/connect.json", site.key(Role.OWNER)).json()
+    (curl,) = [line["text"] for line in lines["pull"] if line["name"] == "curl"]
     path = re.search(r"'http://testserver(.*)'", curl)
     assert path is not None
     assert site.get(path[1], site.key(Role.CONSUMER, MINE)).status_code == 200
@@ -120,7 +120,7 @@ def test_lines_that_are_shown_are_lines_that_work(site: Site) -> None:
 
 def test_keys_are_shown_as_the_api_shows_them_and_never_whole(site: Site) -> None:
     owner = site.key(Role.OWNER)
-    made = site.ask("POST", "/v1/keys", owner, json={"name": HOSTILE, "role": "viewer"}).json()
+    key = site.ask("POST", "/v1/keys", owner, json={"name": HOSTILE, "role": "viewer"}).json()
     twin = site.get("/keys.json", owner).json()
     api = site.get("/v1/keys", owner).json()["items"]
     living = [{k: v for k, v in row.items() if k != "last_used_time"} for row in api if row["state"] == "living"]
@@ -129,7 +129,7 @@ def test_keys_are_shown_as_the_api_shows_them_and_never_whole(site: Site) -> Non
     assert (twin["living"], twin["own"]) == (len(living), id_of(owner))
     text = words(site, "/keys", owner)
     assert HOSTILE in text
-    assert made["key"] not in site.get("/keys", owner).text
+    assert key["key"] not in site.get("/keys", owner).text
     assert not re.search(r"tsk_[a-z2-7]{13}_[a-z2-7]", site.get("/keys", owner).text)
 
 

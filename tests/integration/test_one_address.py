@@ -55,12 +55,12 @@ def client_of(running: Running) -> Iterator[httpx2.Client]:
 
 def answers(http: httpx2.Client, document: dict[str, Any]) -> dict[str, int]:
     """Every operation -> the status of an answer to it, for a tenant that is not there."""
-    found = {}
+    statuses = {}
     for path, methods in document["paths"].items():
         for method in methods:
             body: dict[str, Any] | None = {} if method in ("post", "put", "patch") else None
-            found[f"{method} {path}"] = http.request(method, fill(path), json=body).status_code
-    return found
+            statuses[f"{method} {path}"] = http.request(method, fill(path), json=body).status_code
+    return statuses
 
 
 def test_an_api_server_answers_every_route_of_the_service_in_one_process(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_an_api_server_shows_the_problems_of_a_meta_server_of_its_own(tmp_path: 
         register_tenant(serve.parts.catalog, tenant)
         with started(meta):
             eventually(lambda: http.get("/healthz").json()["problems"])
-            (found,) = http.get("/healthz").json()["problems"]
-        assert (found["code"], found["facts"]["object"]) == ("TS-1020", str(SchemaSnapKey(tenant=tenant, ts=1)))
-        assert found["source"].startswith("meta-1/")
+            (problem,) = http.get("/healthz").json()["problems"]
+        assert (problem["code"], problem["facts"]["object"]) == ("TS-1020", str(SchemaSnapKey(tenant=tenant, ts=1)))
+        assert problem["source"].startswith("meta-1/")
         assert "tistream_problems{" not in http.get("/metrics").text, "the meta server counts its own"
         assert "meta-1/activation" in http.get("/overview").text
 
@@ -98,8 +98,8 @@ def test_an_api_server_shows_the_problems_of_a_meta_server_of_its_own(tmp_path: 
 @pytest.mark.parametrize("role", ["meta", "api"])
 def test_probes_and_metrics_need_no_key_on_their_own_port(role: str, tmp_path: Path) -> None:
     parts = assembly.open_parts(settings_in(tmp_path))
-    made = assembly.meta(parts, "meta-1") if role == "meta" else assembly.api_server(parts)
-    with started(made) as running:
+    service = assembly.meta(parts, "meta-1") if role == "meta" else assembly.api_server(parts)
+    with started(service) as running:
         assert running.probes is not None
         probes = running.probes.url
         answer = httpx2.get(f"{probes}/metrics")

@@ -38,10 +38,10 @@ from tistream.ids import Tenant
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Operated, str]]:
-    with operated(tmp_path_factory.mktemp("operated")) as made:
-        server = HttpServer(made.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
+    with operated(tmp_path_factory.mktemp("operated")) as new_site:
+        server = HttpServer(new_site.http.app, "127.0.0.1", 0)  # type: ignore[arg-type]
         server.start()
-        yield made, server.url
+        yield new_site, server.url
         server.stop()
 
 
@@ -69,8 +69,8 @@ def data(site: tuple[Operated, str], *words: str) -> Any:
 
 
 def test_one_answer_in_four_forms(site: tuple[Operated, str]) -> None:
-    found = data(site, "workers", "list")
-    names = [w["worker_id"] for w in found["items"]]
+    workers = data(site, "workers", "list")
+    names = [w["worker_id"] for w in workers["items"]]
     assert [w["worker_id"] for w in yaml.safe_load(run(site, "workers", "list", "--format", "yaml"))["items"]] == names
     lines = run(site, "workers", "list", "--format", "ndjson").splitlines()
     assert [json.loads(line)["worker_id"] for line in lines] == names
@@ -82,20 +82,20 @@ def test_one_answer_in_four_forms(site: tuple[Operated, str]) -> None:
 
 
 def test_tasks_are_listed_and_shown(site: tuple[Operated, str]) -> None:
-    made, _ = site
+    operated_, _ = site
     assert len(run(site, "tasks", "list", "-c", "1", "-t", "1").splitlines()) == 7
     assert [t["owner"] for t in data(site, "tasks", "list", "--owner", "sorter-3")["items"]] == ["sorter-3"]
     assert len(data(site, "tasks", "list", "--limit", "4")["items"]) == 4
     (stopped,) = data(site, "tasks", "list", "--stopped")["items"]
     assert HOSTILE in run(site, "tasks", "show", str(stopped["task_id"]))
-    assert "waits for region 12 v7" in run(site, "tasks", "show", str(made.tasks[1].task_id))
+    assert "waits for region 12 v7" in run(site, "tasks", "show", str(operated_.tasks[1].task_id))
     assert isinstance(refused(site, "tasks", "list", "--tenant", "1"), InvalidInput)
     assert isinstance(refused(site, "tasks", "show", "999"), NotFound)
 
 
 def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
-    made, _ = site
-    catalog = made.world.catalog
+    operated_, _ = site
+    catalog = operated_.world.catalog
     assert run(site, "workers", "drain", "dispatcher-2", "--dry-run").startswith(
         "would happen: dispatcher-2 hands over"
     )
@@ -103,10 +103,10 @@ def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
     assert run(site, "workers", "drain", "dispatcher-2").startswith("dispatcher-2 hands over 1 store to dispatcher-1")
     assert get_worker(catalog, "dispatcher-2").state is WorkerState.DRAINING
     assert run(site, "workers", "drain", "dispatcher-2", "--undo").startswith("dispatcher-2 is given work again")
-    task = str(made.tasks[0].task_id)
+    task = str(operated_.tasks[0].task_id)
     assert data(site, "tasks", "move", task, "--dry-run")["to"] == "sorter-2"
     assert "goes from sorter-1 to sorter-2" in run(site, "tasks", "move", task, "--sorter", "sorter-2")
-    assert get_task(catalog, made.tasks[0].task_id).owner == "sorter-2"
+    assert get_task(catalog, operated_.tasks[0].task_id).owner == "sorter-2"
     error = refused(site, "tasks", "move", task, "--sorter", "sorter-3")
     assert isinstance(error, StateForbids)
     assert "Up are sorter-1, sorter-2" in str(error)
@@ -138,8 +138,8 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
         end = next(pauses)
         if end is not None:
             raise end
-        made, _url = site
-        assert made.http.post("/v1/workers/sorter-4:undrain").status_code == 200
+        operated_, _url = site
+        assert operated_.http.post("/v1/workers/sorter-4:undrain").status_code == 200
 
     monkeypatch.setattr("tistream.cli.operate.time", SimpleNamespace(sleep=pause))  # not that of all threads
     followed = run(site, "events", "--follow", "--limit", "1", "--kind", "worker")
@@ -147,33 +147,33 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
 
 
 def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -> None:
-    made, _ = site
+    operated_, _ = site
     gone, of = Tenant(5, 5), ("tenant", "delete", "-c", "5", "-t", "5")
-    register_tenant(made.world.catalog, gone)
+    register_tenant(operated_.world.catalog, gone)
     assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) is deleted, and this")
     for typed in ("", "yes\n", "1/1\n"):
         answer = CliRunner().invoke(command_line(), [*of, "--url", site[1]], input=typed)
         assert answer.exit_code != 0
         assert "this cannot be undone" in answer.output
-    assert get_tenant(made.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
+    assert get_tenant(operated_.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
     answer = CliRunner().invoke(command_line(), [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
-    assert (answer.exit_code, look_up_tenant(made.world.catalog, gone).reason) == (0, "a test")
+    assert (answer.exit_code, look_up_tenant(operated_.world.catalog, gone).reason) == (0, "a test")
     assert json.loads(run(site, *of, "--yes", "--json"))["state"] == "DELETING"
     assert json.loads(run(site, "tenant", "show", *of[2:]))["state"] == "DELETING"
     assert isinstance(refused(site, "tenant", "register", *of[2:]), TiStreamError)
     assert isinstance(refused(site, "tenant", "delete", "-c", "5", "-t", "6", "--yes"), NotFound)
-    with made.world.catalog.transaction() as conn:
+    with operated_.world.catalog.transaction() as conn:
         conn.execute(tables.tenants.delete().where(tables.tenants.c.cluster_id == 5))
 
 
 def test_tenants_are_paused_and_a_wrong_one_is_told_which_there_are(site: tuple[Operated, str]) -> None:
-    made, _ = site
+    operated_, _ = site
     of = ("-c", "1", "-t", "1")
     assert "is paused" in run(site, "tenant", "pause", *of, "--reason", "a test", "--dry-run")
     run(site, "tenant", "pause", *of, "--reason", "a test")
-    assert get_tenant(made.world.catalog, TENANT).reason == "a test"
+    assert get_tenant(operated_.world.catalog, TENANT).reason == "a test"
     run(site, "tenant", "resume", *of)
-    assert get_tenant(made.world.catalog, TENANT).state is TenantState.ACTIVE
+    assert get_tenant(operated_.world.catalog, TENANT).state is TenantState.ACTIVE
     assert "1/1" in run(site, "tenant", "list")
     assert yaml.safe_load(run(site, "tenant", "show", *of, "--format", "yaml"))["tenant_id"] == 1
     error = refused(site, "tenant", "show", "-c", "1", "-t", "7")
@@ -185,9 +185,9 @@ def test_the_schema_through_time(site: tuple[Operated, str]) -> None:
     of = ("-c", "1", "-t", "1")
     assert "shop.customers" in run(site, "schema", "show", *of, "--at", "earliest")
     assert run(site, "schema", "show", *of, "shop.customers", "--at", "earliest").startswith("CREATE TABLE")
-    told = data(site, "schema", "history", *of, "-n", "5")
-    assert len(told["items"]) == 5 < told["total"]
-    newest = told["items"][0]
+    history = data(site, "schema", "history", *of, "-n", "5")
+    assert len(history["items"]) == 5 < history["total"]
+    newest = history["items"][0]
     assert newest["commit_ts"] in run(site, "schema", "history", *of, "-n", "5")
     before = str(int(newest["commit_ts"]) - 1)
     changed = run(site, "schema", "diff", *of, "--from", before, "--to", newest["commit_ts"])
@@ -204,13 +204,13 @@ def test_any_path_of_the_api(site: tuple[Operated, str]) -> None:
 
 def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     assert "ACTIVE" in run(site, "status", "--no-color")
-    found = data(site, "status")
-    assert found["health"]["status"] == "ok"
-    assert found["releases"] == {__version__: 7}, "the one that is silent does not count"
+    status = data(site, "status")
+    assert status["health"]["status"] == "ok"
+    assert status["releases"] == {__version__: 7}, "the one that is silent does not count"
     assert f"7 of release {__version__}" in run(site, "status", "--no-color")
     lines = [json.loads(line) for line in run(site, "status", "--format", "ndjson").splitlines()]
-    assert [(job["job_id"], job["kind"]) for job in found["offers"]] == [("5", "replay")]
-    assert lines[0] == {name: value for name, value in found.items() if name != "tenants"}
+    assert [(job["job_id"], job["kind"]) for job in status["offers"]] == [("5", "replay")]
+    assert lines[0] == {name: value for name, value in status.items() if name != "tenants"}
     assert "offered replay of a backlog of tenant 2/8: 1 h 6 min behind" in run(site, "status", "--no-color")
     assert len(lines) == 5
 
@@ -236,11 +236,11 @@ def test_settings_and_their_sources(
 
 
 def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Operated, str]) -> None:
-    told = StoppedItem(
+    stopped = StoppedItem(
         role="audit", item=str(TENANT), scope=Scope.TENANT, tenant=TENANT, code="TS-1020", message="damaged",
         object="committed/x", tries=2,
     )  # fmt: skip
-    record_stopped_item(site[0].world.catalog, told)
+    record_stopped_item(site[0].world.catalog, stopped)
     (row,) = list_stopped_items(site[0].world.catalog)
     listed = run(site, "stops", "list").splitlines()
     assert f"tenant {TENANT}" in listed[1]
@@ -270,11 +270,11 @@ def test_jobs_are_listed_shown_and_run(site: tuple[Operated, str]) -> None:
 
 def test_doctor_compares_the_reported_load_with_what_was_measured(site: tuple[Operated, str]) -> None:
     result = _run(site, "doctor", "--json")
-    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
-    of_sorters = found["capacity: sorter"]
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    of_sorters = checks["capacity: sorter"]
     assert (of_sorters["verdict"], of_sorters["facts"]["processes"]) == ("ok", 3), "a silent one does not count"
     assert "the last 10 s brought 2,606 changes and 2.0 files a second" in of_sorters["words"]
-    jobs = found["maintenance jobs"]
+    jobs = checks["maintenance jobs"]
     assert (jobs["verdict"], jobs["facts"]["maintain"], jobs["facts"]["spark"]) == ("fail", 0, 0)
     assert jobs["words"].endswith("no executor is up: start tistream maintain")
     assert result.exit_code == 1

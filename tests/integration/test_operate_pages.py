@@ -28,8 +28,8 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Operated]:
-    with operated(tmp_path) as made:
-        yield made
+    with operated(tmp_path) as new_site:
+        yield new_site
 
 
 HTMX: dict[str, Any] = {"HX-Request": "true"}  #: as htmx asks for a part of a page
@@ -88,12 +88,12 @@ def test_words_of_others_are_never_markup(site: Operated) -> None:
 
 
 def test_the_strip_is_the_key_space(site: Operated) -> None:
-    found = twin(site, "/tasks", tenant="1/1")
-    assert [cell["href"] for cell in found["strip"]] == [
+    tasks = twin(site, "/tasks", tenant="1/1")
+    assert [cell["href"] for cell in tasks["strip"]] == [
         f"/tasks/{t['task_id']}" for t in site.http.get("/v1/ranges?cluster_id=1&tenant_id=1").json()["items"]
     ]
-    assert {w["name"]: w["ranges"] for w in found["legend"]} == {"sorter-1": 2, "sorter-2": 3, "sorter-3": 1}
-    assert found["states"] == ["silent"]
+    assert {w["name"]: w["ranges"] for w in tasks["legend"]} == {"sorter-1": 2, "sorter-2": 3, "sorter-3": 1}
+    assert tasks["states"] == ["silent"]
     html = site.http.get("/tasks?tenant=1/1").text
     assert html.count("<rect") == 6 + 3 + 1, "cells, workers, and the one that is silent"
     assert 'aria-label="tables below 120: running, sorter-1, lag' in html
@@ -254,10 +254,10 @@ def test_empty_pages_teach(fresh: ApiWorld) -> None:
 
 
 def test_jobs_say_what_they_saved_and_can_be_run(site: Operated) -> None:
-    found = twin(site, "/jobs")
+    jobs = twin(site, "/jobs")
     api = site.http.get("/v1/jobs").json()["items"]
-    assert [j["job_id"] for j in found["items"]] == [j["job_id"] for j in api]
-    assert (found["figures"]["requests_saved"], found["figures"]["by_state"]["failed"]) == (151, 1)
+    assert [j["job_id"] for j in jobs["items"]] == [j["job_id"] for j in api]
+    assert (jobs["figures"]["requests_saved"], jobs["figures"]["by_state"]["failed"]) == (151, 1)
     text = page(site, "/jobs")
     assert HOSTILE in text
     assert "160 → 5" in text

@@ -31,11 +31,11 @@ def recording() -> PartitionRecording:
 
 @pytest.fixture(scope="module")
 def world(recording: PartitionRecording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("partitions"), rows=recording.rows) as made:
-        made.log.meta, made.log.schema = recording.meta, recording.schema
-        made.clock.advance((tso.physical_ms(recording.end_ts) + 1000 - made.clock.unix_ms()) / 1000)
-        made.log.build(FLUSHES, upto=recording.end_ts)
-        yield made
+    with api_world(tmp_path_factory.mktemp("partitions"), rows=recording.rows) as new_world:
+        new_world.log.meta, new_world.log.schema = recording.meta, recording.schema
+        new_world.clock.advance((tso.physical_ms(recording.end_ts) + 1000 - new_world.clock.unix_ms()) / 1000)
+        new_world.log.build(FLUSHES, upto=recording.end_ts)
+        yield new_world
 
 
 def columns_of(line: dict[str, Any]) -> tuple[str | None, ...]:
@@ -46,9 +46,9 @@ def test_every_reading_as_of_is_what_tidb_answered(world: ApiWorld, recording: P
     wrong = []
     for reading in recording.readings:
         path = f"/databases/{DATABASE}/tables/{reading.table}/rows"
-        found = sorted(map(columns_of, events_of(world.ok(path, as_of=reading.ts))), key=repr)
-        if found != reading.rows:
-            wrong.append((reading.table, reading.ts, len(found), len(reading.rows)))
+        rows = sorted(map(columns_of, events_of(world.ok(path, as_of=reading.ts))), key=repr)
+        if rows != reading.rows:
+            wrong.append((reading.table, reading.ts, len(rows), len(reading.rows)))
     assert not wrong
     assert len(recording.readings) == 580
 
@@ -70,18 +70,18 @@ def test_no_commit_of_the_batch_files_is_dropped_silently(world: ApiWorld, recor
     """Every record is delivered, or counted under a reason; what no definition names would be a problem."""
     keys = pa.array(sorted({key for key, _ in recording.committed}), pa.binary())
     of = dict(zip(keys.to_pylist(), table_ids(keys), strict=True))
-    records = {key for key, found in zip(keys.to_pylist(), is_record(keys), strict=True) if found}
-    wanted = Counter(int(of[key]) for key, _ in recording.committed if key in records)
+    records = {key for key, counts in zip(keys.to_pylist(), is_record(keys), strict=True) if counts}
+    expected = Counter(int(of[key]) for key, _ in recording.committed if key in records)
     lines = [line for line in world.events() if line["type"] in ("insert", "update", "delete")]
     delivered = {(bytes.fromhex(line["key"]), int(line["commit_ts"])) for line in lines}
     assert len(delivered) == len(lines)
     assert delivered <= recording.committed
     history = world.services.registry.history(world.log.tenant)
     lost = excluded_rows(history, recording.rows.filter(pc.less_equal(recording.rows["commit_ts"], recording.end_ts)))
-    found = Counter(int(of[key]) for key, _ in delivered)
+    counts = Counter(int(of[key]) for key, _ in delivered)
     for part in lost:
-        found[part.physical_id] += part.rows
-    assert found == wanted
+        counts[part.physical_id] += part.rows
+    assert counts == expected
     reasons = Counter[IdStatus]()
     for part in lost:
         reasons[part.status] += part.rows

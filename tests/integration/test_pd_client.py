@@ -113,26 +113,26 @@ def client(pds: Pds, **options: Any) -> PdClient:
 
 @pytest.fixture
 def pd(pds: Pds, servers: list[Pd]) -> Iterator[PdClient]:
-    made = client(pds)
-    yield made
-    made.close()
+    new_client = client(pds)
+    yield new_client
+    new_client.close()
 
 
 def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     taken: list[list[int]] = [[] for _ in range(8)]
     pds.slow_tso_s = 0.005
 
-    def take(mine: list[int]) -> None:
+    def take(timestamps: list[int]) -> None:
         for _ in range(50):
-            mine.append(pd.tso())
+            timestamps.append(pd.tso())
 
-    threads = [threading.Thread(target=take, args=(mine,)) for mine in taken]
+    threads = [threading.Thread(target=take, args=(timestamps,)) for timestamps in taken]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(mine == sorted(set(mine)) for mine in taken)
-    assert len({t for mine in taken for t in mine}) == 8 * 50
+    assert all(timestamps == sorted(set(timestamps)) for timestamps in taken)
+    assert len({t for timestamps in taken for t in timestamps}) == 8 * 50
     assert sum(pds.counts) == 8 * 50
     assert len(pds.counts) < 200
 
@@ -180,9 +180,9 @@ def test_a_keyspace_is_found_by_its_id(pds: Pds, servers: list[Pd], pd: PdClient
     pds.answers["GetAllKeyspaces"] = head() + message(2, uint(1, 9) + octets(2, b"later") + uint(3, 1))
     with pytest.raises(NotFound):
         pd.keyspace_of_id(8)
-    found = pd.keyspace_of_id(9)
-    assert found is not None
-    assert (found.name, found.state) == ("later", 1)
+    keyspace = pd.keyspace_of_id(9)
+    assert keyspace is not None
+    assert (keyspace.name, keyspace.state) == ("later", 1)
     pds.answers["GetAllKeyspaces"] = head()
     with pytest.raises(NotFound):
         pd.keyspace_of_id(9)
@@ -314,9 +314,9 @@ def test_invalid_members_are_retried(
 
 
 def test_tls(pds: Pds, tmp_path: Path) -> None:
-    both, mine, strangers = both_sides(tmp_path)
+    both, own, strangers = both_sides(tmp_path)
     server = Pd(pds, both)
-    with closing(client(pds, tls=mine)) as pd, closing(client(pds, tls=strangers, patience_s=0.3)) as stranger:
+    with closing(client(pds, tls=own)) as pd, closing(client(pds, tls=strangers, patience_s=0.3)) as stranger:
         assert pd.tso() == pds.now
         with pytest.raises(StoreUnavailable):
             stranger.tso()

@@ -54,16 +54,16 @@ def test_a_sorter_that_has_ended_reads_from_no_dispatcher(tmp_path: Path) -> Non
     parts = [assembly.open_parts(settings) for _ in range(3)]
     begin(parts[0].catalog, T, 1, KeyRange(b"a", b"z"))
     issue_incarnation(parts[0].catalog, T, 7)
-    made = (assembly.meta(parts[0], "m"), assembly.dispatcher(parts[1], "d"), assembly.sorter(parts[2], "s"))
-    for each in made:
+    services = (assembly.meta(parts[0], "m"), assembly.dispatcher(parts[1], "d"), assembly.sorter(parts[2], "s"))
+    for each in services:
         each.start()
     try:
         eventually(exchanges)
     finally:
-        sorter = made[2]
+        sorter = services[2]
         sorter.close()
         left = exchanges()
-        for each in made[:2]:
+        for each in services[:2]:
             each.close()
     assert left == []
 
@@ -83,11 +83,11 @@ def test_who_comes_back_from_a_library_too_late_does_not_crash_a_service(tmp_pat
 def told_port(process: TiStreamProcess) -> str:
     """The address that the process says when it has started."""
     deadline = time.monotonic() + WAIT_S
-    while not (found := re.search(r"probes at (http://[\d.]+:\d+)", process.output())):
+    while not (match := re.search(r"probes at (http://[\d.]+:\d+)", process.output())):
         assert process.alive, process.output()
         assert time.monotonic() < deadline, process.output()
         time.sleep(0.05)
-    return found[1]
+    return match[1]
 
 
 def until_ready(url: str) -> dict[str, str]:
@@ -122,10 +122,10 @@ def test_a_dispatcher_and_a_sorter_show_what_they_do(tmp_path: Path) -> None:
             url = told_port(process)
             assert until_ready(url) == {"catalog": "ok", "object store": "ok", "lease": "ok", "services": "ok"}
             assert httpx2.get(f"{url}/healthz").json()["status"] == "ok"
-            found = shown(url)
-            assert 0 <= found["tistream_lease_age_seconds"] < WAIT_S
-            assert found["process_resident_memory_bytes"] > 1e6
-            names |= set(found)
+            samples = shown(url)
+            assert 0 <= samples["tistream_lease_age_seconds"] < WAIT_S
+            assert samples["process_resident_memory_bytes"] > 1e6
+            names |= set(samples)
         assert {"tistream_dispatcher_stores", "tistream_sorter_tasks", "tistream_sorter_held_bytes"} <= names
         assert all(process.stop() == 0 for process in processes)
     catalog.close()

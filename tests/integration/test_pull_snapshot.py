@@ -58,16 +58,16 @@ class World(ApiWorld):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with api_world(tmp_path_factory.mktemp("snapshot")) as made:
-        made.log.build(10).seed()
-        yield World(**vars(made), other=Services.create(made.catalog, made.store, made.clock))
+    with api_world(tmp_path_factory.mktemp("snapshot")) as api:
+        api.log.build(10).seed()
+        yield World(**vars(api), other=Services.create(api.catalog, api.store, api.clock))
 
 
 @pytest.fixture(scope="module")
 def moments(world: World) -> list[int]:
     """Timestamps with changes above them."""
-    found = sorted({int(e["commit_ts"]) for e in world.events() if e["type"] in ("insert", "update", "delete")})
-    return found[:-1]
+    timestamps = sorted({int(e["commit_ts"]) for e in world.events() if e["type"] in ("insert", "update", "delete")})
+    return timestamps[:-1]
 
 
 def delivered(world: World, scope: Scope, as_of: int, limit: int, seed: int = 0) -> tuple[Events, Events]:
@@ -95,10 +95,10 @@ def expected_rows(world: World, scope: Scope, as_of: int) -> Events:
     """The rows of the scope's tables, table by table, as reads as of a timestamp give them."""
     history = world.services.registry.history(TENANT)
     tables = [t for db in history.databases(as_of) for t in history.tables(db.name, as_of) if t.kind == "table"]
-    mine = [t for t in tables if scope.database in (None, t.db) and scope.table in (None, t.name)]
+    chosen = [t for t in tables if scope.database in (None, t.db) and scope.table in (None, t.name)]
     return [
         line
-        for table in sorted(mine, key=lambda t: t.id)
+        for table in sorted(chosen, key=lambda t: t.id)
         for line in events_of(world.ok(f"/databases/{table.db}/tables/{table.name}/rows", as_of=as_of))
     ]
 
@@ -147,8 +147,8 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(world: World, name: str) -> None:
-    scope, mine = ACCT, world.events("/databases/shop/tables/acct/changes")
-    changed = sorted({int(e["commit_ts"]) for e in mine if e["type"] in ("insert", "update", "delete")})
+    scope, events = ACCT, world.events("/databases/shop/tables/acct/changes")
+    changed = sorted({int(e["commit_ts"]) for e in events if e["type"] in ("insert", "update", "delete")})
     ts = changed[-5]
     assert len(expected_rows(world, scope, ts)) > 4
     check(world, scope, ts, 5, 1)
@@ -158,54 +158,54 @@ def test_mutants_are_noticed(world: World, name: str) -> None:
 
 def test_every_format_marks_its_rows(world: World, moments: list[int]) -> None:
     path, as_of = "/databases/shop/tables/acct/changes", moments[-40]
-    asked: dict[str, Any] = {"snapshot": "true", "as_of": as_of, "limit": ONE}
+    params: dict[str, Any] = {"snapshot": "true", "as_of": as_of, "limit": ONE}
     count = len(expected_rows(world, ACCT, as_of))
     assert count
-    answer = world.get(path, format="debezium", debezium__disable__schema="true", **asked)
+    answer = world.get(path, format="debezium", debezium__disable__schema="true", **params)
     values = [line["value"]["payload"] for line in events_of(answer)]
     assert [(v["op"], v["source"]["snapshot"], v["source"]["commit_ts"]) for v in values] == [
         ("r", "true", as_of)
     ] * count
     assert answer.headers["TiStream-Snapshot-Ts"] == str(as_of)
     assert answer.headers["TiStream-Snapshot-Complete"] == "true"
-    canal = events_of(world.get(path, format="canal-json", enable__tidb__extension="true", **asked))
+    canal = events_of(world.get(path, format="canal-json", enable__tidb__extension="true", **params))
     assert [(e["type"], e["_tidb"]["commitTs"], e["old"]) for e in canal] == [("INSERT", as_of, None)] * count
-    decoded = arrow_of(world.get(path, format="arrow", **asked))
+    decoded = arrow_of(world.get(path, format="arrow", **params))
     assert decoded["_op"].to_pylist() == ["insert"] * count
     assert set(decoded["_commit_ts"].to_pylist()) == {as_of}
-    raw = arrow_of(world.get(path, format="raw-arrow", **asked))
+    raw = arrow_of(world.get(path, format="raw-arrow", **params))
     assert raw["key"].to_pylist() == decoded["_key"].to_pylist()
-    assert len(world.get(path, format="json", **asked).json()["items"]) == count
-    assert world.get(path, format="csv", **asked).content.count(b'"I","acct","shop",') == count
+    assert len(world.get(path, format="json", **params).json()["items"]) == count
+    assert world.get(path, format="csv", **params).content.count(b'"I","acct","shop",') == count
     for text in ("open-protocol", "simple"):
-        assert world.get(path, format=text, **asked).content.count(b"\n") == count
+        assert world.get(path, format=text, **params).content.count(b"\n") == count
 
 
 def test_filters_mean_what_they_mean_in_pulls(world: World, moments: list[int]) -> None:
     path, as_of = "/databases/shop/tables/acct/changes", moments[-40]
-    asked: dict[str, Any] = {"snapshot": "true", "as_of": as_of, "limit": 2, "format": "ndjson"}
+    params: dict[str, Any] = {"snapshot": "true", "as_of": as_of, "limit": 2, "format": "ndjson"}
     rows = [r["columns"] for r in expected_rows(world, ACCT, as_of)]
-    events = [e for p in _pages(world, path, where="id BETWEEN 2 AND 5", columns="id", **asked) for e in events_of(p)]
-    found = [e["columns"] for e in events if e.get("commit_ts") == str(as_of)]
-    assert found == [{"id": row["id"]} for row in rows if 2 <= row["id"] <= 5] != []
+    events = [e for p in _pages(world, path, where="id BETWEEN 2 AND 5", columns="id", **params) for e in events_of(p)]
+    columns = [e["columns"] for e in events if e.get("commit_ts") == str(as_of)]
+    assert columns == [{"id": row["id"]} for row in rows if 2 <= row["id"] <= 5] != []
     assert not [
-        e for p in _pages(world, path, ops="update,delete", **asked) for e in events_of(p) if e["type"] == "insert"
+        e for p in _pages(world, path, ops="update,delete", **params) for e in events_of(p) if e["type"] == "insert"
     ]
 
 
 def _pages(world: World, path: str, **params: Any) -> list[Any]:
-    found = [world.get(path, **params)]
-    while found[-1].headers["TiStream-Has-More"] == "true":
-        found.append(world.get(path, **{**params, "cursor": next_cursor(found[-1])}))
-    return found
+    pages = [world.get(path, **params)]
+    while pages[-1].headers["TiStream-Has-More"] == "true":
+        pages.append(world.get(path, **{**params, "cursor": next_cursor(pages[-1])}))
+    return pages
 
 
 def test_what_a_snapshot_refuses(world: World, moments: list[int]) -> None:
-    asked: dict[str, Any] = {"snapshot": "true", "limit": 5}
-    assert world.get("/changes", start_ts="earliest", **asked).json()["code"] == "TS-1001"
-    assert world.get("/changes", as_of=END + (1 << 40), **asked).status_code in (400, 409)
-    assert world.get("/databases/shop/tables/akct/changes", **asked).status_code == 404
-    inside = next_cursor(world.get("/changes", **asked))
+    params: dict[str, Any] = {"snapshot": "true", "limit": 5}
+    assert world.get("/changes", start_ts="earliest", **params).json()["code"] == "TS-1001"
+    assert world.get("/changes", as_of=END + (1 << 40), **params).status_code in (400, 409)
+    assert world.get("/databases/shop/tables/akct/changes", **params).status_code == 404
+    inside = next_cursor(world.get("/changes", **params))
     assert world.get("/changes:stream", cursor=inside).json()["code"] == "TS-1003"
     assert world.get("/databases/shop/changes", cursor=inside).json()["code"] == "TS-1003"
 
@@ -217,8 +217,8 @@ def test_the_first_page_asks_the_catalog_for_all_tables_at_once(world: World) ->
     with log:
         answer = world.get("/changes", snapshot="true", limit=1)
     assert answer.status_code == 200, answer.text
-    asked = sum(map(len, log.transactions))
-    assert asked < tables, f"{asked} statements for {tables} tables"
+    statements = sum(map(len, log.transactions))
+    assert statements < tables, f"{statements} statements for {tables} tables"
 
 
 def test_a_snapshot_that_outlives_the_log_must_start_again(world: World) -> None:
@@ -276,9 +276,9 @@ def test_a_client_that_is_killed_in_a_snapshot_goes_on_in_it(
         assert subprocess.run(words, check=False).returncode == (-signal.SIGKILL if died else 0)
         with contextlib.closing(sqlite3.connect(path)) as sql:
             (cursor,) = sql.execute("SELECT saved_cursor FROM tistream_cursors").fetchone()
-            got = [line for (line,) in sql.execute("SELECT line FROM got ORDER BY rowid")]
+            lines = [line for (line,) in sql.execute("SELECT line FROM got ORDER BY rowid")]
         assert (read_place(cursor, SCOPES[0]) is not None) == died, "it died in the snapshot"
-    assert told(got) == whole(world, as_of)
+    assert told(lines) == whole(world, as_of)
 
 
 def test_the_command_that_is_interrupted_in_a_snapshot_says_how_to_go_on(
@@ -316,16 +316,16 @@ def test_rows_are_readable_on_a_terminal_and_ndjson_in_a_pipe(world: World, addr
 
 def test_both_clients_follow_from_a_snapshot_on(world: World, address: str, moments: list[int]) -> None:
     as_of, end = moments[-60], world.services.served(TENANT).resolved
-    asked: ChangeOptions = {"snapshot": True, "as_of": as_of, "end": end, "limit": 150}
+    options: ChangeOptions = {"snapshot": True, "as_of": as_of, "end": end, "limit": 150}
 
     async def run() -> list[dict[str, Any]]:
         async with connect_async(address) as client:
-            return [change async for change in client.tenant(1, 1).database("shop").follow(**asked)]
+            return [change async for change in client.tenant(1, 1).database("shop").follow(**options)]
 
     with connect(address) as client:
         shop = client.tenant(1, 1).database("shop")
-        inside = shop.page(**asked)
+        inside = shop.page(**options)
         assert inside.in_snapshot
         resumed = [*inside.changes(), *shop.follow(cursor=inside.next_cursor, end=end)]
-        assert resumed == [*shop.follow(**asked)] == asyncio.run(run())
+        assert resumed == [*shop.follow(**options)] == asyncio.run(run())
     assert [orjson.dumps(change) for change in resumed] == whole(world, as_of)

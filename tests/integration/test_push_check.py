@@ -42,10 +42,10 @@ ALL += ["a neighbour's folder", "removed"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
-    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as made:
+    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as new_server:
         for name, value in ROOT.items():
             patch.setenv(name, value)
-        yield made
+        yield new_server
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def catalog(catalog: Catalog) -> Catalog:
 
 @contextmanager
 def control_plane(
-    catalog: Catalog, told: str, store: ObjectStore, issuer: CredentialIssuer | None = None
+    catalog: Catalog, store_url: str, store: ObjectStore, issuer: CredentialIssuer | None = None
 ) -> Iterator[str]:
     """The address of one that names the bucket `told` and looks into `store` itself."""
-    http = HttpServer(control_app(catalog, told, store=store, issuer=issuer), "127.0.0.1", 0)
+    http = HttpServer(control_app(catalog, store_url, store=store, issuer=issuer), "127.0.0.1", 0)
     http.start()
     try:
         yield http.url
@@ -89,18 +89,18 @@ def look(url: str, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def not_ok(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {name: check["verdict"] for name, check in found.items() if check["verdict"] != "ok"}
+def not_ok(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: check["verdict"] for name, check in checks.items() if check["verdict"] != "ok"}
 
 
 def test_session_credentials_that_keep_to_their_folder(server: GuardedS3, terms: PushTerms, catalog: Catalog) -> None:
     bucket = open_store(server.url)
     with control_plane(catalog, server.url, bucket, issuer_of(server, terms)) as url:
-        status, found = look(url, "--capture", RECORDING)
-    assert (status, list(found), not_ok(found)) == (0, [*ALL, "recording"], {})
-    assert found["credentials"]["facts"]["valid_s"] == 900
-    assert found["a neighbour's folder"]["facts"] == {"refused": True}
-    assert "tenant-10/" in found["a neighbour's folder"]["words"]
+        status, checks = look(url, "--capture", RECORDING)
+    assert (status, list(checks), not_ok(checks)) == (0, [*ALL, "recording"], {})
+    assert checks["credentials"]["facts"]["valid_s"] == 900
+    assert checks["a neighbour's folder"]["facts"] == {"refused": True}
+    assert "tenant-10/" in checks["a neighbour's folder"]["words"]
     assert [*bucket.list("")] == []
 
 
@@ -116,22 +116,22 @@ def test_wide_credentials(
     monkeypatch.setattr(push_access, "session_policy", without_the_slash)
     bucket = open_store(server.url)
     with control_plane(catalog, server.url, bucket, issuer_of(server, terms)) as url:
-        status, found = look(url)
-    assert (status, not_ok(found)) == (1, {"a neighbour's folder": "fail"})
+        status, checks = look(url)
+    assert (status, not_ok(checks)) == (1, {"a neighbour's folder": "fail"})
     assert [*bucket.list("")] == [], "what was let through was removed"
 
 
 def test_own_credentials_and_a_role_it_cannot_assume(server: GuardedS3, terms: PushTerms, catalog: Catalog) -> None:
     bucket = open_store(server.url)
     with control_plane(catalog, server.url, bucket) as url:
-        status, found = look(url)
-    assert (status, not_ok(found)) == (0, {"a neighbour's folder": "warn"})
-    assert "push.role_arn" in found["a neighbour's folder"]["words"]
+        status, checks = look(url)
+    assert (status, not_ok(checks)) == (0, {"a neighbour's folder": "warn"})
+    assert "push.role_arn" in checks["a neighbour's folder"]["words"]
     assert [*bucket.list("")] == []
     absent = PushTerms(bucket=BUCKET, prefix=FOLDER, role_arn=f"{terms.role_arn}-absent")
     with control_plane(catalog, server.url, bucket, issuer_of(server, absent)) as url:
-        status, found = look(url)
-    assert (status, list(found)[-1], not_ok(found)) == (1, "credentials", {"credentials": "fail"})
+        status, checks = look(url)
+    assert (status, list(checks)[-1], not_ok(checks)) == (1, "credentials", {"credentials": "fail"})
 
 
 def test_an_issuer_uses_the_credentials_of_now(
@@ -148,10 +148,10 @@ def test_an_issuer_uses_the_credentials_of_now(
 def test_another_bucket_than_the_services(server: GuardedS3, catalog: Catalog) -> None:
     bucket = open_store(server.url)
     with control_plane(catalog, server.url, MemoryStore()) as url:
-        status, found = look(url)
-    assert (status, list(found)[-1], not_ok(found)) == (1, "the service sees it", {"the service sees it": "fail"})
+        status, checks = look(url)
+    assert (status, list(checks)[-1], not_ok(checks)) == (1, "the service sees it", {"the service sees it": "fail"})
     (left,) = [info.key for info in bucket.list("")]
-    assert left in found["the service sees it"]["words"]
+    assert left in checks["the service sees it"]["words"]
     bucket.delete(left)
 
 
@@ -159,8 +159,8 @@ def test_a_store_that_ignores_create_if_absent(server: GuardedS3, catalog: Catal
     with careless_s3(server.endpoint) as endpoint:
         careless = S3Server(endpoint=endpoint).url(BUCKET, FOLDER)
         with control_plane(catalog, careless, open_store(server.url)) as url:
-            found = look(url)[1]
-    assert found["create if absent"]["verdict"] == "fail"
+            checks = look(url)[1]
+    assert checks["create if absent"]["verdict"] == "fail"
 
 
 def activate(catalog: Catalog) -> None:
@@ -175,33 +175,33 @@ def pause(catalog: Catalog) -> None:
 @pytest.mark.parametrize(("prepare", "verdict"), [(activate, "ok"), (pause, "warn")])
 def test_states_and_folder(catalog: Catalog, tmp_path: Path, prepare: Callable[[Catalog], None], verdict: str) -> None:
     prepare(catalog)
-    told = f"file://{tmp_path}/bucket"
-    store = open_store(told)
-    with control_plane(catalog, told, store) as url:
-        status, found = look(url)
-    assert (status, found["tenant"]["verdict"]) == (0, verdict)
-    assert not_ok({name: check for name, check in found.items() if name != "tenant"}) == {}
+    store_url = f"file://{tmp_path}/bucket"
+    store = open_store(store_url)
+    with control_plane(catalog, store_url, store) as url:
+        status, checks = look(url)
+    assert (status, checks["tenant"]["verdict"]) == (0, verdict)
+    assert not_ok({name: check for name, check in checks.items() if name != "tenant"}) == {}
     assert [*store.list("")] == []
 
 
 def test_a_folder_that_is_not_here_is_not_made(catalog: Catalog, tmp_path: Path) -> None:
     with control_plane(catalog, f"file://{tmp_path}/elsewhere", MemoryStore()) as url:
-        status, found = look(url)
-    assert (status, not_ok(found)) == (1, {"credentials": "fail"})
+        status, checks = look(url)
+    assert (status, not_ok(checks)) == (1, {"credentials": "fail"})
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_nobody_answers_and_a_tenant_that_is_nobodys(catalog: Catalog) -> None:
-    status, found = look("http://127.0.0.1:1")
-    assert (status, not_ok(found)) == (1, {"control plane": "fail"})
+    status, checks = look("http://127.0.0.1:1")
+    assert (status, not_ok(checks)) == (1, {"control plane": "fail"})
     with control_plane(catalog, "memory://", MemoryStore()) as url:
-        found = look(url, "-t", "7")[1]
-        assert list(found) == ["control plane"]
-        assert "is not registered" in found["control plane"]["words"]
+        checks = look(url, "-t", "7")[1]
+        assert list(checks) == ["control plane"]
+        assert "is not registered" in checks["control plane"]["words"]
         activate(catalog)
         delete_tenant(catalog, T, seen=TenantState.ACTIVE)
-        status, found = look(url)
-    assert (status, found[list(found)[-1]]["verdict"]) == (1, "fail")
+        status, checks = look(url)
+    assert (status, checks[list(checks)[-1]]["verdict"]) == (1, "fail")
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_nobody_answers_and_a_tenant_that_is_nobodys(catalog: Catalog) -> None:
     [("--capture", "recording", "lacks a file"), ("--log-backup", "log backup", "no log backup has written")],
 )
 def test_sources_that_are_not_there(catalog: Catalog, tmp_path: Path, option: str, name: str, words: str) -> None:
-    told, empty = f"file://{tmp_path}/bucket", tmp_path / "empty"
-    store = open_store(told)
+    store_url, empty = f"file://{tmp_path}/bucket", tmp_path / "empty"
+    store = open_store(store_url)
     empty.mkdir()
-    with control_plane(catalog, told, store) as url:
-        status, found = look(url, option, str(empty) if option == "--capture" else f"file://{empty}")
-    assert (status, not_ok(found)) == (1, {name: "fail"})
-    assert words in found[name]["words"]
+    with control_plane(catalog, store_url, store) as url:
+        status, checks = look(url, option, str(empty) if option == "--capture" else f"file://{empty}")
+    assert (status, not_ok(checks)) == (1, {name: "fail"})
+    assert words in checks[name]["words"]
 
 
 def test_forgotten_probes_go_with_the_next_check() -> None:

@@ -51,10 +51,10 @@ ROLE_MAY = [{"Effect": "Allow", "Action": ["s3:*", "kms:*"], "Resource": "*"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
-    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as made:
+    with pytest.MonkeyPatch.context() as patch, guarded_s3(tmp_path_factory.mktemp("s3")) as new_server:
         for name, value in ROOT.items():  # the service's own: this process is the control plane
             patch.setenv(name, value)
-        yield made
+        yield new_server
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def issuer_of(server: GuardedS3, terms: PushTerms) -> CredentialIssuer:
 class Fixed:
     """A session that never changes, and looks for nothing."""
 
-    def __init__(self, found: SessionCredentials, kms_key_arn: str = "") -> None:
-        self._found, self.kms_key_arn = found, kms_key_arn
+    def __init__(self, session: SessionCredentials, kms_key_arn: str = "") -> None:
+        self._found, self.kms_key_arn = session, kms_key_arn
 
     def credentials(self) -> SessionCredentials:
         return self._found
@@ -85,11 +85,11 @@ class Fixed:
 
 
 def issued(server: GuardedS3, terms: PushTerms) -> SessionCredentials:
-    found = issuer_of(server, terms).issue(T)
-    assert found.secret_access_key not in repr(found)
-    assert found.session_token not in repr(found)
+    own = issuer_of(server, terms).issue(T)
+    assert own.secret_access_key not in repr(own)
+    assert own.session_token not in repr(own)
     return SessionCredentials(
-        access_key_id=found.access_key_id, secret_access_key=found.secret_access_key, session_token=found.session_token
+        access_key_id=own.access_key_id, secret_access_key=own.secret_access_key, session_token=own.session_token
     )
 
 
@@ -106,14 +106,14 @@ def leaks(server: GuardedS3, pusher: ObjectStore) -> list[str]:
         "list": lambda: list(pusher.list(buffer_prefix(T))),
         "delete": lambda: pusher.delete(own),
     }
-    found = []
+    leaked = []
     for name, attempt in tries.items():
         try:
             attempt()
         except StoreRefused:
             continue
-        found.append(name)
-    return found
+        leaked.append(name)
+    return leaked
 
 
 def test_they_put_into_the_tenants_folders_and_do_nothing_else(server: GuardedS3, terms: PushTerms) -> None:
@@ -173,10 +173,10 @@ def test_puts_ask_for_the_key(server: GuardedS3, terms: PushTerms, monkeypatch: 
         return json.dumps(policy, separators=(",", ":"))
 
     monkeypatch.setattr(push_access, "session_policy", without_the_name)
-    found, key = issued(server, keyed), f"{buffer_prefix(T)}store-2/000001/file-000000000001.seg"
+    session, key = issued(server, keyed), f"{buffer_prefix(T)}store-2/000001/file-000000000001.seg"
     with pytest.raises(StoreRefused, match="AccessDenied"):
-        open_session(server.url, Fixed(found)).put(key, b"plain")
-    open_session(server.url, Fixed(found, arn)).put(key, b"encrypted")
+        open_session(server.url, Fixed(session)).put(key, b"plain")
+    open_session(server.url, Fixed(session, arn)).put(key, b"encrypted")
     head = server.client("s3").head_object(Bucket=BUCKET, Key=f"{FOLDER}/{key}")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", arn)
 
@@ -189,9 +189,9 @@ def control(server: GuardedS3, terms: PushTerms, tmp_path: Path) -> Iterator[Htt
     app = control_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
     http = HttpServer(app, "127.0.0.1", 0)
     http.start()
-    made = HttpControl(http.url, T)
-    yield made
-    made.close()
+    new_control = HttpControl(http.url, T)
+    yield new_control
+    new_control.close()
     http.stop()
     catalog.close()
 
@@ -201,7 +201,7 @@ class Counted:
 
     def __init__(self, control: HttpControl, given: PushCredentials | None = None) -> None:
         self._control, self._given, self.asked = control, given, 0
-        self.spoil: Callable[[PushCredentials], PushCredentials] = lambda found: found
+        self.spoil: Callable[[PushCredentials], PushCredentials] = lambda credentials: credentials
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)
@@ -227,10 +227,10 @@ def test_the_schema_of_a_tenant_is_read_through_the_control_plane(server: Guarde
     packed = {ts: zstandard.ZstdCompressor().compress(b"schema of %d" % ts) for ts in (20, 10)}
     for ts, data in packed.items():
         store.put(str(SchemaSnapKey(tenant=T, ts=ts)), data)
-    found = list(store.list(f"{buffer_prefix(T)}schema_snap/"))
+    objects = list(store.list(f"{buffer_prefix(T)}schema_snap/"))
     sizes = [("0010.json.zst", len(packed[10])), ("0020.json.zst", len(packed[20]))]
-    assert [(info.key[-13:], info.size) for info in found] == sizes
-    assert store.get(found[1].key) == packed[20]
+    assert [(info.key[-13:], info.size) for info in objects] == sizes
+    assert store.get(objects[1].key) == packed[20]
 
 
 def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control: HttpControl) -> None:
@@ -240,8 +240,8 @@ def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control:
     def put(n: int) -> None:
         store.put(f"{buffer_prefix(T)}store-4/000001/file-{n:012d}.seg", b"x")
 
-    def spoiled(found: PushCredentials) -> PushCredentials:
-        return replace(found, session=replace(found.session, session_token="stale"))
+    def spoiled(credentials: PushCredentials) -> PushCredentials:
+        return replace(credentials, session=replace(credentials.session, session_token="stale"))
 
     counted.spoil = spoiled
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control:
             put(1)
     assert counted.asked == 1, "new ones that are refused are not asked for again at once"
     clock.advance(60)
-    counted.spoil = lambda found: found
+    counted.spoil = lambda credentials: credentials
     with pytest.raises(StoreRefused, match="InvalidToken"):
         put(1)
     put(1)
@@ -261,12 +261,12 @@ def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control:
 
 def test_expired_credentials_name_tenant_and_folder(server: GuardedS3, control: HttpControl, terms: PushTerms) -> None:
     sts = server.client("sts", parameter_validation=False)  # S3 itself gives none for less than 15 minutes
-    asked = {"RoleArn": terms.role_arn, "RoleSessionName": "short", "Policy": session_policy(terms, T)}
-    made = sts.assume_role(**asked, DurationSeconds=1)["Credentials"]
-    found = SessionCredentials(
-        access_key_id=made["AccessKeyId"], secret_access_key=made["SecretAccessKey"], session_token=made["SessionToken"]
+    wishes = {"RoleArn": terms.role_arn, "RoleSessionName": "short", "Policy": session_policy(terms, T)}
+    keys = sts.assume_role(**wishes, DurationSeconds=1)["Credentials"]
+    session = SessionCredentials(
+        access_key_id=keys["AccessKeyId"], secret_access_key=keys["SecretAccessKey"], session_token=keys["SessionToken"]
     )
-    given = PushCredentials(session=found, valid_s=900, kms_key_arn="")
+    given = PushCredentials(session=session, valid_s=900, kms_key_arn="")
     counted, n = Counted(control, given), iter(range(1, 10_000))
     store = TenantStore(server.url, counted)
     deadline = time.monotonic() + 60

@@ -75,9 +75,9 @@ def bench(monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Iterator[PushB
     versions = [(key, Version(S - 9, S - 8, Op.PUT, b"old", None)) for key in (PRIMARY, SECONDARY, OTHER)]
     cluster = cluster_of(versions, floor_ts=S, regions=3)
     with ServedCluster(cluster, resolved_s=0.1, interceptors=[upstream]) as served:
-        made = PushBench(served, S, schema_snapshot=empty_snapshot(S))
-        yield made
-        made.stop()
+        new_bench = PushBench(served, S, schema_snapshot=empty_snapshot(S))
+        yield new_bench
+        new_bench.stop()
 
 
 def lock(bench: PushBench, *keys: bytes) -> None:
@@ -98,9 +98,9 @@ def is_complete(bench: PushBench) -> None:
 
 
 def served_rows(bench: PushBench) -> dict[bytes, tuple[int, bytes | None]]:
-    found = {key: (at, change.value) for (key, at), change in bench.changes.items()}
+    rows = {key: (at, change.value) for (key, at), change in bench.changes.items()}
     assert bench.error is None
-    return found
+    return rows
 
 
 ALL = (PRIMARY, SECONDARY, OTHER)
@@ -160,20 +160,20 @@ def test_a_transaction_that_lives_is_named_and_left_alone(bench: PushBench) -> N
 
 def gaps(bench: PushBench, ranges: Sequence[KeyRange]) -> list[WatermarkGap]:
     """What is known of tasks over these ranges when their watermarks have stalled for 40 s, from what was pushed."""
-    files = [file for found in batch_files(bench.store).values() for file in found]
+    files = [file for of_store in batch_files(bench.store).values() for file in of_store]
     runs = run_tasks(prepare(files), dict(enumerate(ranges)), S, random.Random(1), CALM)
     tasks = [
         _Task(replace(task_of(TENANT), task_id=n, range=run.range), Traffic(n), run.core) for n, run in runs.items()
     ]
     report = Reporter().look(tasks, dict.fromkeys(runs, 40.0), [], 0.0)
-    known = Known(
+    facts = Known(
         workers={"s1": worker("s1", WorkerKind.SORTER), "d1": worker("d1", WorkerKind.DISPATCHER)},
         tasks={task.task_id: replace(task, epoch=3) for task in report.tasks},
         stores={},
         dispatchers={(TENANT, n): "d1" for n in (1, 2, 3)},
         unix_ms=int(time.time() * 1000),
     )
-    return [gap for task in tasks for gap in watermark_gaps_of(task.row, known, lambda _: None)]
+    return [gap for task in tasks for gap in watermark_gaps_of(task.row, facts, lambda _: None)]
 
 
 def test_the_sentence_of_the_lag_names_the_transaction(bench: PushBench) -> None:
@@ -184,10 +184,10 @@ def test_the_sentence_of_the_lag_names_the_transaction(bench: PushBench) -> None
             cluster.move_leader(region.region_id, 1)
     bench.start(resolve_locks=False)
     bench.until(lambda: bench.oracles[1].watermark == START and bool(bench.seen.problems))
-    found = gaps(bench, [KeyRange(KEYS[1].start, OTHER), KeyRange(OTHER, KEYS[1].end)])
-    assert {gap.region_id for gap in found if not gap.start_ts}, "regions stand too, of a task without a lock as well"
-    assert {gap.task.task_id for gap in found if gap.task and not gap.start_ts} == {0, 1}
-    for listed in (found, found[::-1]):
+    shown = gaps(bench, [KeyRange(KEYS[1].start, OTHER), KeyRange(OTHER, KEYS[1].end)])
+    assert {gap.region_id for gap in shown if not gap.start_ts}, "regions stand too, of a task without a lock as well"
+    assert {gap.task.task_id for gap in shown if gap.task and not gap.start_ts} == {0, 1}
+    for listed in (shown, shown[::-1]):
         said = lag_sentence(Late(tenant=TENANT, state="ACTIVE", lag_s=59.0, since="then", gaps=listed))
         assert f"waits for transaction {START}, which began " in said
         assert f"(key {OTHER.hex()})" in said
@@ -272,8 +272,8 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
     pd = PdClient([bench.served.pd_address])
 
     def look() -> tuple[Verdict, str]:
-        found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
-        return next((f.verdict, f.words) for f in found if f.name == "locks")
+        findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
+        return next((f.verdict, f.words) for f in findings if f.name == "locks")
 
     assert look()[0] is Verdict.OK
     lock(bench, SECONDARY)
@@ -288,9 +288,9 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
 def test_doctor_counts_unchecked_regions(bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr("pusher.tikv.checks._LOCKS_S", seconds)
     pd = PdClient([bench.served.pd_address])
-    found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
+    findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()
-    locks = next(f for f in found if f.name == "locks")
+    locks = next(f for f in findings if f.name == "locks")
     with bench.served.changing() as cluster:
         every = len(list(cluster.regions()))
     looked = 1 if seconds == 0 else every

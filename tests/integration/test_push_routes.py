@@ -162,9 +162,9 @@ def test_what_the_settings_say_is_what_issues() -> None:
     bucket = ObjectStoreSettings(url="s3://changes/production?region=eu-central-1")
     assert assembly.push_issuer(Settings(object_store=bucket)) is None
     push = PushSettings(role_arn=ROLE, duration_s=1200)
-    made = assembly.push_issuer(Settings(object_store=bucket, push=push))
-    assert made is not None
-    assert (made.terms, made.duration_s) == (TERMS, 1200)
+    issuer = assembly.push_issuer(Settings(object_store=bucket, push=push))
+    assert issuer is not None
+    assert (issuer.terms, issuer.duration_s) == (TERMS, 1200)
     with pytest.raises(ConfigError, match="this store is none"):
         assembly.push_issuer(Settings(object_store=ObjectStoreSettings(url="file:///data"), push=push))
 
@@ -185,8 +185,8 @@ def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pyte
 
     monkeypatch.setattr(world.store, "get", get)
     answers = [http.get(f"{BASE}/push-schemas/7"), http.post(f"{BASE}/seeds", json={"ts": "7"})]
-    told = [(a.status_code, a.json()["code"], a.json()["facts"]["bytes"]) for a in answers]
-    assert told == [(413, "TS-1008", "11")] * 2
+    refusals = [(a.status_code, a.json()["code"], a.json()["facts"]["bytes"]) for a in answers]
+    assert refusals == [(413, "TS-1008", "11")] * 2
     assert key in answers[0].json()["detail"]
     written = {"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert http.post(f"{BASE}/push-objects:compare", json=written).json() == {"there": "same"}
@@ -211,12 +211,12 @@ def test_a_pusher_is_told_that_its_snapshot_was_refused_and_with_which_the_tenan
     http = world.http()
     assert not http.get(f"{BASE}/push").json()["snapshot_refused"]
     key = SchemaSnapKey(tenant=T, ts=7)
-    told = StoppedItem(
+    stopped = StoppedItem(
         role="activation", item=str(T), scope=Scope.TENANT, tenant=T, code="TS-1020", message="?", object=str(key),
         tries=1,
     )  # fmt: skip
-    record_stopped_item(world.catalog, told)
+    record_stopped_item(world.catalog, stopped)
     assert http.get(f"{BASE}/push").json()["snapshot_refused"]
     assert tenants.activate_tenant(world.catalog, T, 9, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
-    found = http.get(f"{BASE}/push").json()
-    assert (found["snapshot_refused"], found["start_ts"]) == (False, "9")
+    state = http.get(f"{BASE}/push").json()
+    assert (state["snapshot_refused"], state["start_ts"]) == (False, "9")

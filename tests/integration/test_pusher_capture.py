@@ -103,10 +103,10 @@ def test_its_end_is_known_before_the_first_tick_and_again_when_it_is_pushed_agai
     bench, ends = Bench(), []
     bench.stop_at = 1
     bench.on_progress = lambda p: ends.append(dict(bench.control.ends)) if p.phase == "pushing" else None  # type: ignore[method-assign]
-    known = dict.fromkeys(CAPTURE.meta.store_ids, LAST)
+    newest = dict.fromkeys(CAPTURE.meta.store_ids, LAST)
     for life in (1, 2):
         assert not bench.push().complete
-        assert ends[0] == known
+        assert ends[0] == newest
         assert set(bench.control.incarnations.values()) == {life}
         ends.clear()
 

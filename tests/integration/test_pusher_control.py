@@ -39,15 +39,15 @@ READ = PushBundle(
 
 @pytest.fixture
 def http() -> Iterator[ControlHttp]:
-    with ControlHttp(MemoryControl(Tenant(4, 9)), MemoryStore()) as made:
-        yield made
+    with ControlHttp(MemoryControl(Tenant(4, 9)), MemoryStore()) as new_http:
+        yield new_http
 
 
 @pytest.fixture
 def control(http: ControlHttp) -> Iterator[HttpControl]:
-    made = HttpControl(http.url + "/", Tenant(4, 9), token="secret")
-    yield made
-    made.close()
+    new_control = HttpControl(http.url + "/", Tenant(4, 9), token="secret")
+    yield new_control
+    new_control.close()
 
 
 def answered(status: int, body: object) -> HttpFault:

@@ -71,11 +71,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     begin(catalog, T, S)
     server = HttpServer(control_app(catalog, "memory://"), "127.0.0.1", 0)
     server.start()
-    made = World(catalog, server.url)
-    yield made
-    for worker, _ in made.pushers:
+    new_world = World(catalog, server.url)
+    yield new_world
+    for worker, _ in new_world.pushers:
         worker.close()
-    made.control.close()
+    new_world.control.close()
     server.stop()
     catalog.close()
 

@@ -52,26 +52,26 @@ def stormy() -> Iterator[tuple[ServedCluster, RawWorkload]]:
         yield served, workload
 
 
-def back_up(served: ServedCluster, folder: Path, wanted: ClusterBackup) -> tuple[Manifest, Pairs]:
+def back_up(served: ServedCluster, folder: Path, backup: ClusterBackup) -> tuple[Manifest, Pairs]:
     folder.mkdir(exist_ok=True)
     with closing(PdClient([served.pd_address])) as pd:
-        back_up_cluster(pd, LocalStore(folder), wanted, clock=CLOCK, stop=threading.Event())
+        back_up_cluster(pd, LocalStore(folder), backup, clock=CLOCK, stop=threading.Event())
     manifest = open_backup(LocalStore(folder))
     tables = [block for file in manifest.files for block in read_file(LocalStore(folder), file)]
     rows = pa.concat_tables(tables).to_pylist()
-    found = {row["key"]: (row["value"], row["expire_ts"]) for row in rows}
-    assert [*found] == sorted(row["key"] for row in rows)
-    return manifest, found
+    pairs = {row["key"]: (row["value"], row["expire_ts"]) for row in rows}
+    assert [*pairs] == sorted(row["key"] for row in rows)
+    return manifest, pairs
 
 
-def put_back(served: ServedCluster, folder: Path, wanted: Restore, stop: threading.Event | None = None) -> Restored:
+def put_back(served: ServedCluster, folder: Path, order: Restore, stop: threading.Event | None = None) -> Restored:
     def progress(done: int, files: int) -> None:
         if stop is not None and done == 2:
             stop.set()
 
     with closing(PdClient([served.pd_address])) as pd:
         store, stopped = LocalStore(folder), stop or threading.Event()
-        return restore(pd, store, wanted, clock=CLOCK, stop=stopped, progress=progress)
+        return restore(pd, store, order, clock=CLOCK, stop=stopped, progress=progress)
 
 
 @contextmanager
@@ -85,12 +85,12 @@ def cluster(api: Api) -> Iterator[ServedCluster]:
         yield served
 
 
-def same_entries(client: RawClient, wanted: Pairs) -> None:
+def same_entries(client: RawClient, pairs: Pairs) -> None:
     """The entries are there, each with its expiry within a second, and others only if they expire."""
     there = scanned(client)
-    assert {key: there.get(key) for key in wanted} == {key: value for key, (value, _) in wanted.items()}
-    assert len(wanted) > 10
-    for key, (_, expire_ts) in wanted.items():
+    assert {key: there.get(key) for key in pairs} == {key: value for key, (value, _) in pairs.items()}
+    assert len(pairs) > 10
+    for key, (_, expire_ts) in pairs.items():
         if client.space.has_expiry:
             left = client.get_ttl(key)
             assert left is not None
@@ -127,62 +127,62 @@ def test_each_key_is_no_older_than_backup_ts_and_a_quiet_cluster_is_backed_up_as
     stormy: tuple[ServedCluster, RawWorkload], tmp_path: Path
 ) -> None:
     served, workload = stormy
-    wanted = ClusterBackup(keyspace="app", safe_interval_s=2, threads=3)
-    manifest, found = back_up(served, tmp_path / "moving", wanted)
+    backup = ClusterBackup(keyspace="app", safe_interval_s=2, threads=3)
+    manifest, pairs = back_up(served, tmp_path / "moving", backup)
     served.settle()
     keys = {key: versions for key, versions in workload.versions.items() if key.startswith(PREFIX)}
-    assert found.keys() <= {key.removeprefix(PREFIX) for key in keys}
+    assert pairs.keys() <= {key.removeprefix(PREFIX) for key in keys}
     for key, versions in keys.items():
         before = [v for v in versions if v.commit_ts <= manifest.backup_ts]
         possible = [before[-1:] or [RawRow(0, key, 2, None, 0)], *[[v] for v in versions if v not in before]]  # type: ignore[arg-type]
         states = [(v.value, v.expire_ts) for (v,) in possible]
         gone = any(value is None or expire_ts for value, expire_ts in states)
-        shown = found.get(key.removeprefix(PREFIX))
+        shown = pairs.get(key.removeprefix(PREFIX))
         assert shown in states or (shown is None and gone), (key, shown, states)
     began_s = CLOCK.unix_ms() / 1000
-    manifest, found = back_up(served, tmp_path / "quiet", replace(wanted, range=KeyRange(b"k00000010", b"k00000050")))
+    manifest, pairs = back_up(served, tmp_path / "quiet", replace(backup, range=KeyRange(b"k00000010", b"k00000050")))
     ended_s = CLOCK.unix_ms() / 1000
     inside = [v for k, v in keys.items() if b"k00000010" <= k.removeprefix(PREFIX) < b"k00000050"]
     then, now = (
         {v[-1].key.removeprefix(PREFIX): state for v in inside if (state := alive(v, at))} for at in (began_s, ended_s)
     )
-    assert now.items() <= found.items() <= then.items()
+    assert now.items() <= pairs.items() <= then.items()
     assert len(now) > 10
-    assert manifest.expiring.pairs == sum(1 for _, expire_ts in found.values() if expire_ts) > 0
-    assert (manifest.lasting + manifest.expiring).bytes == sum(len(k) + len(v) for k, (v, _) in found.items())
+    assert manifest.expiring.pairs == sum(1 for _, expire_ts in pairs.values() if expire_ts) > 0
+    assert (manifest.lasting + manifest.expiring).bytes == sum(len(k) + len(v) for k, (v, _) in pairs.items())
     assert (manifest.keyspace_id, manifest.api, manifest.made_from) == (1, Api.V2, "cluster")
     with pytest.raises(InvalidInput, match="must be empty"):
-        back_up(served, tmp_path / "quiet", wanted)
+        back_up(served, tmp_path / "quiet", backup)
     with cluster(Api.V2) as other:
         restored = put_back(other, tmp_path / "quiet", Restore(keyspace="9"))
         assert restored.equal
-        assert restored.written + restored.expired == len(found)
+        assert restored.written + restored.expired == len(pairs)
         with raw_client(other, RawSpace(Api.V2, 9)) as client:
             now_s = CLOCK.unix_ms() / 1000
-            same_entries(client, {key: (v, ends) for key, (v, ends) in found.items() if not 0 < ends <= now_s + 3})
+            same_entries(client, {key: (v, ends) for key, (v, ends) in pairs.items() if not 0 < ends <= now_s + 3})
 
 
 def test_a_served_watermark_is_the_backup_ts_and_nothing_is_held_afterwards(tmp_path: Path) -> None:
     profile = RawProfile()
     cluster = raw_cluster(profile, floor_ts=tso.compose(CLOCK.unix_ms() - 3_600_000))
     with ServedCluster(cluster, raw=RawWorkload(5, cluster, profile), api=Api.V2) as served:
-        asked: list[int] = []
+        asked_of: list[int] = []
         watermark = served.tso()
 
         def of(keyspace_id: int) -> int:
-            asked.append(keyspace_id)
+            asked_of.append(keyspace_id)
             return watermark
 
         (tmp_path / "data").mkdir()
         with closing(PdClient([served.pd_address])) as pd:
-            wanted = ClusterBackup(keyspace="1", watermark=of)
+            backup = ClusterBackup(keyspace="1", watermark=of)
             store, stop = LocalStore(tmp_path / "data"), threading.Event()
-            made = back_up_cluster(pd, store, wanted, clock=CLOCK, stop=stop)
+            manifest = back_up_cluster(pd, store, backup, clock=CLOCK, stop=stop)
             (tmp_path / "v1").mkdir()
-            store, wanted = LocalStore(tmp_path / "v1"), replace(wanted, api=Api.V1)
+            store, backup = LocalStore(tmp_path / "v1"), replace(backup, api=Api.V1)
             with pytest.raises(InvalidInput, match="API V2 cannot be one of API V1"):
-                back_up_cluster(pd, store, wanted, clock=CLOCK, stop=stop)
-        assert (made.backup_ts, asked, made.files) == (watermark, [1], ())
+                back_up_cluster(pd, store, backup, clock=CLOCK, stop=stop)
+        assert (manifest.backup_ts, asked_of, manifest.files) == (watermark, [1], ())
         assert served.pd.holds == {}
 
 
@@ -191,13 +191,13 @@ def test_a_cluster_of_api_v1_becomes_one_of_v2(api: Api, tmp_path: Path) -> None
     with cluster(api) as served, cluster(Api.V2) as other:
         with raw_client(served, RawSpace(api)) as client:
             wrote = fill(client, expiring=api is Api.V1TTL)
-        _, found = back_up(served, tmp_path / "v1", ClusterBackup())
+        _, pairs = back_up(served, tmp_path / "v1", ClusterBackup())
         manifest, converted = back_up(served, tmp_path / "v2", ClusterBackup(api=Api.V2))
-        assert {key: value for key, (value, _) in found.items()} == {key: value for key, (value, _) in wrote.items()}
+        assert {key: value for key, (value, _) in pairs.items()} == {key: value for key, (value, _) in wrote.items()}
         assert all(
-            abs(found[key][1] - ends) <= 1 and (found[key][1] == 0) == (ends == 0) for key, (_, ends) in wrote.items()
+            abs(pairs[key][1] - ends) <= 1 and (pairs[key][1] == 0) == (ends == 0) for key, (_, ends) in wrote.items()
         )
-        assert converted.keys() == found.keys()
+        assert converted.keys() == pairs.keys()
         assert (manifest.source_api, manifest.api) == (api, Api.V2)
         assert len(manifest.files) == 4
         with pytest.raises(InvalidInput, match="the cluster of API V2"):
@@ -277,10 +277,10 @@ def test_a_value_and_an_expiry_of_a_backup_are_of_the_same_moment(tmp_path: Path
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RawClient, "get_ttl", meanwhile)
-            _, found = back_up(served, tmp_path / "v1", ClusterBackup())
+            _, pairs = back_up(served, tmp_path / "v1", ClusterBackup())
         assert len(replaced) == len(wrote)
-        assert {key: value for key, (value, _) in found.items()} == {key: value for key, (value, _) in wrote.items()}
-        assert all(abs(found[key][1] - ends) <= 2 for key, (_, ends) in wrote.items())
+        assert {key: value for key, (value, _) in pairs.items()} == {key: value for key, (value, _) in wrote.items()}
+        assert all(abs(pairs[key][1] - ends) <= 2 for key, (_, ends) in wrote.items())
 
 
 def test_nothing_is_restored_of_a_damaged_backup(tmp_path: Path) -> None:

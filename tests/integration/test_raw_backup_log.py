@@ -45,9 +45,9 @@ LOG = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("kv"), rows=entry_rows(LOG), builder=EntryLog) as made:
-        made.log.build(3, upto=at(10))
-        yield made
+    with api_world(tmp_path_factory.mktemp("kv"), rows=entry_rows(LOG), builder=EntryLog) as new_world:
+        new_world.log.build(3, upto=at(10))
+        yield new_world
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def tistream(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[st
 
 def test_a_backup_by_the_log_is_restored_into_a_cluster(url: str, tmp_path: Path) -> None:
     storage, log = f"file://{tmp_path}/backup", ("--from-log", "-c", "1", "-t", "1", "--url", url)
-    made = tistream("raw", "backup", "-s", storage, *log, "--as-of", str(at(7)), "--json")
-    facts = json.loads(made.stdout)
+    backup = tistream("raw", "backup", "-s", storage, *log, "--as-of", str(at(7)), "--json")
+    facts = json.loads(backup.stdout)
     assert (facts["backup_ts"], facts["made_from"], facts["pairs"]) == (str(at(7)), "log", 3)
-    assert f"--start-ts {at(7)}" in made.stderr
+    assert f"--start-ts {at(7)}" in backup.stderr
     profile = RawProfile(keyspaces=(1, 2), keys=10)
     model = raw_cluster(profile, floor_ts=tso.compose((NOW_S - 3600) * 1000))
     with ServedCluster(model, api=Api.V2, keyspaces={"app": 1, "copy": 2}) as other:
@@ -89,14 +89,14 @@ def test_a_backup_by_the_log_is_restored_into_a_cluster(url: str, tmp_path: Path
 
 
 def test_a_state_that_the_log_does_not_know_is_refused_or_counted(url: str, tmp_path: Path) -> None:
-    asked = ("raw", "backup", "--from-log", "-c", "1", "-t", "1", "--url", url, "--as-of", str(at(8) + 1))
-    refused = tistream(*asked, "-s", f"file://{tmp_path}/refused", status=2)
+    command = ("raw", "backup", "--from-log", "-c", "1", "-t", "1", "--url", url, "--as-of", str(at(8) + 1))
+    refused = tistream(*command, "-s", f"file://{tmp_path}/refused", status=2)
     assert "TS-1095" in refused.stderr
     assert str(at(8)) in refused.stderr
     assert str(at(9)) in refused.stderr
     assert not [path for path in (tmp_path / "refused").rglob("*") if path.is_file()]
-    made = tistream(*asked, "-s", f"file://{tmp_path}/allowed", "--allow-state", "--json")
-    assert json.loads(made.stdout)["inexact_keys"] == 1
+    backup = tistream(*command, "-s", f"file://{tmp_path}/allowed", "--allow-state", "--json")
+    assert json.loads(backup.stdout)["inexact_keys"] == 1
 
 
 def test_the_watermark_of_a_tenant_is_one_of_its_own_keys(url: str) -> None:

@@ -81,7 +81,7 @@ def everything(client: RawClient) -> dict[bytes, bytes]:
 def test_writers_in_a_storm() -> None:
     """Each thread has its own keys, and writes them again and again; the last write of each stays."""
     writers, rounds = 4, 25
-    wanted: dict[bytes, bytes | None] = {}
+    expected: dict[bytes, bytes | None] = {}
     seen: dict[bytes, list[int]] = {}
     lock = threading.Lock()
     with a_cluster(faults=STORM, storm=True) as served, a_client(served, limits=replace(SWIFT, write_s=2.0)) as client:
@@ -100,14 +100,14 @@ def test_writers_in_a_storm() -> None:
                 else:
                     client.batch_put(column(keys), column(values))
                 with lock:
-                    wanted.update(zip(keys, values if at % 5 != 4 else [None] * len(keys), strict=True))
+                    expected.update(zip(keys, values if at % 5 != 4 else [None] * len(keys), strict=True))
 
         served.raw_kv.on_write = note
         with ThreadPoolExecutor(writers) as threads:
             for done in [threads.submit(write, writer) for writer in range(writers)]:
                 done.result(timeout=100)
         served.settle()
-        assert everything(client) == {key: value for key, value in wanted.items() if value is not None}
+        assert everything(client) == {key: value for key, value in expected.items() if value is not None}
         assert served.raw is not None
         assert served.raw.disorder == ""
     for key, rounds_seen in seen.items():

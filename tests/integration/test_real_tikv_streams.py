@@ -112,20 +112,20 @@ def hidden_reorg(recording: Recording, stored: dict[Version, Write]) -> set[Vers
     job ran, by transactions of which the feed has no row at all."""
     (ids,) = lines(recording.folder / "table_ids.json.zst")
     jobs = [j for j in lines(recording.folder / "ddl.ndjson.zst") if "t_bank MODIFY COLUMN" in j["query"]]
-    heard = {start_ts for _, start_ts in recording.player.story.contents}
-    heard |= set(recording.player.story.commits.values())
+    start_times = {start_ts for _, start_ts in recording.player.story.contents}
+    start_times |= set(recording.player.story.commits.values())
     rows = record_range(ids["t_bank"])
-    found = set()
+    hidden = set()
     for job in jobs:
         details = json.loads(job["job_json"])
         begun, done = details["real_start_ts"], int(job["finished_ts"])
-        found |= {
+        hidden |= {
             (key, commit_ts)
             for (key, commit_ts), w in stored.items()
-            if key in rows and begun < w.start_ts and commit_ts < done and w.start_ts not in heard
+            if key in rows and begun < w.start_ts and commit_ts < done and w.start_ts not in start_times
         }
-        assert len(found) == details["row_count"]
-    return found
+        assert len(hidden) == details["row_count"]
+    return hidden
 
 
 def check(recording: Recording, tasks: Sequence[TaskRun], hidden: set[Version]) -> int:

@@ -35,8 +35,8 @@ def server() -> Iterator[str]:
 def left_by(version: str, catalog_url: str, folder: Path) -> Iterator[Service]:
     """A service of this version over what the release has left."""
     restore(version, catalog_url, folder)
-    with service(catalog_url, folder) as made:
-        yield made
+    with service(catalog_url, folder) as left:
+        yield left
 
 
 @pytest.mark.parametrize("version", RELEASES)
@@ -46,19 +46,19 @@ def test_what_it_left_is_served(version: str, database: str, tmp_path: Path, req
     if database == "mariadb":
         url = new_database(request.getfixturevalue("server"), f"release_{version.replace('.', '_')}")
     held = read(version, "held.json")
-    with left_by(version, url, tmp_path / "bucket") as made:
-        messages, _ = made.messages(held["key"], start_ts="earliest", limit="200000")
+    with left_by(version, url, tmp_path / "bucket") as left:
+        messages, _ = left.messages(held["key"], start_ts="earliest", limit="200000")
         assert compare_canal(EXPECTED, messages) > 12_000
-        after, _ = made.messages(held["key"], cursor=held["cursor"], limit="200000")
+        after, _ = left.messages(held["key"], cursor=held["cursor"], limit="200000")
         assert len(after) > 1000
-        wanted = messages[held["messages_before"] :]
-        assert list(map(content, after)) == list(map(content, wanted)), "a cursor continues where it was"
-        rows_are_those_of_tidb(made, held["key"])
-        known = {"Authorization": f"Bearer {held['key']}"}
+        later_messages = messages[held["messages_before"] :]
+        assert list(map(content, after)) == list(map(content, later_messages)), "a cursor continues where it was"
+        rows_are_those_of_tidb(left, held["key"])
+        headers = {"Authorization": f"Bearer {held['key']}"}
         name, at = held["consumer"]
-        (feed,) = made.http.get(CHANGES.replace("changes", "changefeeds"), headers=known).json()["items"]
+        (feed,) = left.http.get(CHANGES.replace("changes", "changefeeds"), headers=headers).json()["items"]
         assert (feed["changefeed_id"], feed["checkpoint_ts"]) == (name, at)
-        assert made.http.get(CHANGES, headers={"Authorization": f"Bearer {held['key'][:-1]}x"}).status_code == 401
+        assert left.http.get(CHANGES, headers={"Authorization": f"Bearer {held['key'][:-1]}x"}).status_code == 401
 
 
 def content(message: bytes) -> dict[str, Any]:
@@ -66,14 +66,14 @@ def content(message: bytes) -> dict[str, Any]:
     return {name: value for name, value in orjson.loads(message).items() if name != "ts"}
 
 
-def rows_are_those_of_tidb(made: Service, key: str) -> None:
+def rows_are_those_of_tidb(release: Service, key: str) -> None:
     """Every table at the end: from a base, compacted files and files that are not."""
     for moment in (m for m in moments(EXPECTED) if m.label == "end"):
         for table in (t for t in moment.tables if t["kind"] == "table"):
             place = "/".join(quote(table[name], safe="") for name in ("db", "table"))
             path = CHANGES.replace("changes", f"databases/{place.replace('/', '/tables/')}/rows")
-            asked = {"as_of": str(moment.ts), "format": "ndjson"}
-            answer = made.http.get(path, params=asked, headers={"Authorization": f"Bearer {key}"})
+            params = {"as_of": str(moment.ts), "format": "ndjson"}
+            answer = release.http.get(path, params=params, headers={"Authorization": f"Bearer {key}"})
             assert answer.status_code == 200, answer.text
             same_rows(moment, table, [orjson.loads(line)["columns"] for line in answer.content.splitlines()])
 
@@ -84,16 +84,16 @@ def test_its_catalog_becomes_the_one_of_this_version(version: str, tmp_path: Pat
     restore(version, url, tmp_path / "bucket")
     catalog = Catalog(url)
     catalog.migrate()
-    found = {name: set(table["columns"]) for name, table in kept_catalog(catalog)["tables"].items()}
+    columns = {name: set(table["columns"]) for name, table in kept_catalog(catalog)["tables"].items()}
     catalog.close()
-    assert found == {name: set(table.columns.keys()) for name, table in metadata.tables.items()}
+    assert columns == {name: set(table.columns.keys()) for name, table in metadata.tables.items()}
 
 
 @pytest.mark.parametrize("version", RELEASES)
 def test_its_clients_find_what_they_ask_for(version: str, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    with service(f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket") as made:
-        now = made.http.app.openapi()  # type: ignore[attr-defined]
+    with service(f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket") as left:
+        now = left.http.app.openapi()  # type: ignore[attr-defined]
     assert broken(read(version, "openapi.json.zst"), now) == []
 
 

@@ -64,8 +64,8 @@ def test_rows_are_those_of_the_transactions_made_by_hand() -> None:
     with ReplayCluster(QUIET) as cluster:
         client = followed(cluster, [QUIET_TABLE], lag=0.0)
     rows: Counter[tuple[int, bytes, int, int]] = Counter()
-    for heard in client.all:
-        rows.update(heard.rows)
+    for stream in client.all:
+        rows.update(stream.rows)
     for key, start_ts, commit_ts in commits():
         commit = (int(RowKind.COMMIT), key, start_ts, commit_ts)
         assert rows[commit] or rows[int(RowKind.COMMITTED), key, start_ts, commit_ts], (key.hex(), start_ts)
@@ -113,8 +113,8 @@ def test_a_whole_run_is_delivered_through_splits_merges_and_the_loss_of_a_store(
     assert len(promised) > 10_000
     missing = [v for v in promised if v not in client.versions]
     assert len(missing) == NEVER_SENT
-    asked = {key for key, _ in truth}
-    assert not [v for v in client.versions if v[0] in asked and v not in truth]
+    committed_keys = {key for key, _ in truth}
+    assert not [v for v in client.versions if v[0] in committed_keys and v not in truth]
     for version, write in truth.items():
         if version in client.versions:
             op, value, _ = client.versions[version]

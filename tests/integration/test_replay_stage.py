@@ -62,11 +62,11 @@ def recorded(recording: Recording) -> dict[Registration, Told]:
     return out
 
 
-def hear(told: Told, entries: bytes | None, error: bytes | None) -> None:
+def hear(stream: Told, entries: bytes | None, error: bytes | None) -> None:
     if entries is not None:
-        told.entries += entries
+        stream.entries += entries
     if error is not None:
-        told.error = error
+        stream.error = error
 
 
 def replayed(recording: Recording) -> tuple[dict[Registration, Told], Stage]:
@@ -102,22 +102,22 @@ def replayed(recording: Recording) -> tuple[dict[Registration, Told], Stage]:
 @pytest.mark.parametrize("name", ["txn_quiet", pytest.param("txn_dev", marks=pytest.mark.slow)])
 def test_the_recorder_is_told_what_it_was_told(name: str) -> None:
     recording = read_recording(DATA / name)
-    then = {r: told for r, told in recorded(recording).items() if r.serves}
+    then = {r: stream for r, stream in recorded(recording).items() if r.serves}
     now, stage = replayed(recording)
     assert now.keys() == then.keys()
     more = 0
     for registration, was in then.items():
-        told = now[registration]
-        assert told.error == was.error
-        assert told.resolved == was.resolved
-        assert told.entries.endswith(was.entries), str(registration)
-        ahead = len(told.entries) - len(was.entries)
-        for row in wire.read_rows(bytes(told.entries[:ahead])):  # composed: what earlier registrations had shown
+        stream = now[registration]
+        assert stream.error == was.error
+        assert stream.resolved == was.resolved
+        assert stream.entries.endswith(was.entries), str(registration)
+        ahead = len(stream.entries) - len(was.entries)
+        for row in wire.read_rows(bytes(stream.entries[:ahead])):  # composed: what earlier registrations had shown
             assert row.kind == RowKind.COMMITTED
             assert row.commit_ts > registration.checkpoint_ts
             assert row.key in registration.range
         more += ahead
-    assert 0 <= more < sum(len(told.entries) for told in now.values()) / 2
+    assert 0 <= more < sum(len(stream.entries) for stream in now.values()) / 2
     assert stage.history.count == {"txn_quiet": 30, "txn_dev": 94326}[name]  # distinct versions of the whole recording
 
 

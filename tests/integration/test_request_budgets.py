@@ -40,18 +40,18 @@ LATER = recording_end() + (1 << 40)
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("tables")) as made:
-        made.log.build(2)
-        yield made
+    with api_world(tmp_path_factory.mktemp("tables")) as new_world:
+        new_world.log.build(2)
+        yield new_world
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     entries = [Entry(n * 1000 + 1000, b"ab" * 400 + b"%d" % n, b"ab" * 400, 0, None) for n in range(500)]
     entries.append(Entry(900_000, b"long", b"ab" * 200_000, 0, None))
-    with api_world(tmp_path_factory.mktemp("keys"), rows=entry_rows(entries), builder=EntryLog) as made:
-        made.log.build(1, upto=1_000_000)
-        yield made
+    with api_world(tmp_path_factory.mktemp("keys"), rows=entry_rows(entries), builder=EntryLog) as new_world:
+        new_world.log.build(1, upto=1_000_000)
+        yield new_world
 
 
 def event_filter(**given: list[str]) -> str:
@@ -108,7 +108,7 @@ def test_every_route_that_waits_counts_the_waits_of_a_caller(tables: ApiWorld, k
     """Of six at a time two may wait; the others are refused at once."""
     add_changefeed(tables.catalog, TENANT, "c", None)
     claim_partition(tables.catalog, TENANT, "c", "holder", session=None, lease_ms=600_000)
-    found = {}
+    counts_of = {}
     for world in (tables, keys):
         app = create_app(world.services, follow=FollowLimits(waits_max=2))
         described = {
@@ -124,15 +124,15 @@ def test_every_route_that_waits_counts_the_waits_of_a_caller(tables: ApiWorld, k
                     address = server.url + path.format(
                         cluster_id=1, tenant_id=1, database="shop", table="acct", changefeed_id="c"
                     )
-                    found[name] = asyncio.run(statuses(method, address, WAITING[name]))
-    for name, counts in found.items():
+                    counts_of[name] = asyncio.run(statuses(method, address, WAITING[name]))
+    for name, counts in counts_of.items():
         assert counts[429] == 4, f"{name}: {counts}"
 
 
 async def statuses(method: str, address: str, given: dict[str, str]) -> Counter[int]:
     async with httpx2.AsyncClient(timeout=30) as http:
-        asked = [{**given, "wait": "1.5", **({} if given else {"member": f"m{n}"})} for n in range(6)]
-        answers = await asyncio.gather(*(http.request(method, address, params=each) for each in asked))
+        params = [{**given, "wait": "1.5", **({} if given else {"member": f"m{n}"})} for n in range(6)]
+        answers = await asyncio.gather(*(http.request(method, address, params=each) for each in params))
     return Counter(answer.status_code for answer in answers)
 
 

@@ -129,10 +129,10 @@ class Counted:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Counted]:
-    made = Counted(tmp_path)
-    made.start()
-    yield made
-    made.close()
+    new_service = Counted(tmp_path)
+    new_service.start()
+    yield new_service
+    new_service.close()
 
 
 def test_requests_of_a_known_load_are_those_of_the_formula(service: Counted) -> None:

@@ -61,8 +61,8 @@ def kind(sql: str) -> Type:
 
 def table() -> Table:
     columns = [column_info(kind(sql), 2 + n, name, 1 + n) for n, (sql, name, *_) in enumerate(COLUMNS)]
-    found = {"id": 1, "name": "t", "cols": [ID, *columns], "state": 5, "pk_is_handle": True}
-    return tidb_json.table(found, db_id=1, db="tistream")
+    definition = {"id": 1, "name": "t", "cols": [ID, *columns], "state": 5, "pk_is_handle": True}
+    return tidb_json.table(definition, db_id=1, db="tistream")
 
 
 def test_every_value_comes_back_from_load_data(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_every_value_comes_back_from_load_data(tmp_path: Path) -> None:
     with mariadb() as url:
         port = make_url(url).port or 0
         quoted = ["`" + name.replace("`", "``") + "`" for name in names]
-        types = ["INT PRIMARY KEY", *(made for _, _, made, _, _ in COLUMNS)]
+        types = ["INT PRIMARY KEY", *(type_ for _, _, type_, _, _ in COLUMNS)]
         with (
             pymysql.connect(host="127.0.0.1", port=port, user="root", database="tistream", charset="utf8mb4") as conn,
             conn.cursor() as cursor,
@@ -84,15 +84,15 @@ def test_every_value_comes_back_from_load_data(tmp_path: Path) -> None:
             cursor.execute(f"CREATE TABLE t ({', '.join(map(' '.join, zip(quoted, types, strict=True)))})")
             load(port, tmp_path, load_text("t.csv", load_statement(table())))
             shown = {"bits": "`bits` + 0", "e": "`e` + 0", "f": "CAST(`f` AS DOUBLE)"}
-            wanted = [shown.get(name, each) for name, each in zip(names, quoted, strict=True)]
-            cursor.execute(f"SELECT {', '.join(wanted)} FROM t ORDER BY id")
-            found = [list(column) for column in zip(*cursor.fetchall(), strict=True)]
-    assert found[0] == list(range(rows))
-    for (_, name, *_), expected, got in zip(COLUMNS, cells, found[1:], strict=True):
+            selected = [shown.get(name, each) for name, each in zip(names, quoted, strict=True)]
+            cursor.execute(f"SELECT {', '.join(selected)} FROM t ORDER BY id")
+            rows_back = [list(column) for column in zip(*cursor.fetchall(), strict=True)]
+    assert rows_back[0] == list(range(rows))
+    for (_, name, *_), expected, restored in zip(COLUMNS, cells, rows_back[1:], strict=True):
         if name == "f":
-            assert pa.array(got, pa.float64()).cast(pa.float32(), safe=False) == arrays[4]
+            assert pa.array(restored, pa.float64()).cast(pa.float32(), safe=False) == arrays[4]
         else:
-            assert got == expected, name
+            assert restored == expected, name
 
 
 UTF8: dict[str, Any] = {"charset": "utf8mb4", "collate": "utf8mb4_bin"}
@@ -117,14 +117,14 @@ DEFAULTS: tuple[tuple[int, int, int, dict[str, Any], str | None], ...] = (
 def test_a_server_takes_every_default_or_a_note_names_it() -> None:
     columns = []
     for n, (tp, flag, flen, more, _) in enumerate(DEFAULTS):
-        made = column_info(Type(sql="", tp=tp, flag=flag, flen=flen, decimal=-1, zero=TYPES[0].zero, defaults=(),
+        column = column_info(Type(sql="", tp=tp, flag=flag, flen=flen, decimal=-1, zero=TYPES[0].zero, defaults=(),
                                 **(UTF8 if tp == 15 else {})), 2 + n, f"c{n}", 1 + n)  # fmt: skip
-        columns.append(made | more)
+        columns.append(column | more)
     key = {"id": 1, "idx_name": {"O": "near", "L": "near"}, "is_unique": False, "state": 5}
     key["idx_cols"] = [{"name": {"O": f"c{len(DEFAULTS) - 1}"}, "offset": len(DEFAULTS), "length": -1}]
     info = {"id": 1, "name": "t", "cols": [ID, *columns], "state": 5, "pk_is_handle": True, "index_info": [key]}
-    found = tidb_json.table(info | UTF8, db_id=1, db="tistream")
-    defined = define(Database(id=1, name="tistream", **UTF8), found, Dialect.MARIADB)
+    of_types = tidb_json.table(info | UTF8, db_id=1, db="tistream")
+    defined = define(Database(id=1, name="tistream", **UTF8), of_types, Dialect.MARIADB)
     with mariadb() as url:
         port = make_url(url).port or 0
         with (
@@ -134,13 +134,13 @@ def test_a_server_takes_every_default_or_a_note_names_it() -> None:
             cursor.execute("SET sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE'")
             cursor.execute(defined.create_table)
             cursor.execute("SET time_zone = '+00:00', timestamp = UNIX_TIMESTAMP('2024-02-29 12:00:00')")
-            names = [f"c{n}" for n, (*_, wanted) in enumerate(DEFAULTS) if wanted is not None]
-            others = [f"c{n}" for n, (*_, wanted) in enumerate(DEFAULTS) if wanted is None]
+            names = [f"c{n}" for n, (*_, default) in enumerate(DEFAULTS) if default is not None]
+            others = [f"c{n}" for n, (*_, default) in enumerate(DEFAULTS) if default is None]
             cursor.execute(f"INSERT INTO t (id, {', '.join(others)}) VALUES (1{', NULL' * len(others)})")
             cursor.execute(f"SELECT {', '.join(f'CAST({name} AS CHAR)' for name in names)} FROM t")
-            assert list(cursor.fetchall()[0]) == [wanted for *_, wanted in DEFAULTS if wanted is not None]
-    for said in (*(f"column c{n}: no default, which was {more['default']}" for n, (*_, more, wanted)
-                   in enumerate(DEFAULTS) if wanted is None and more), "index near: over a vector"):  # fmt: skip
+            assert list(cursor.fetchall()[0]) == [default for *_, default in DEFAULTS if default is not None]
+    for said in (*(f"column c{n}: no default, which was {more['default']}" for n, (*_, more, default)
+                   in enumerate(DEFAULTS) if default is None and more), "index near: over a vector"):  # fmt: skip
         assert said in defined.notes
 
 

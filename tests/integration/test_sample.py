@@ -82,10 +82,10 @@ def tables_of(running: RunningSample, state: State) -> Tables:
 
 
 def as_of(client: Client, ts: int) -> Tables:
-    found: Tables = {}
+    rows: Tables = {}
     for name in NAMES.values():
-        found[name] = {row["id"]: row for row in client.tenant(1, 1).table(name, database="shop").rows(as_of=ts)}
-    return found
+        rows[name] = {row["id"]: row for row in client.tenant(1, 1).table(name, database="shop").rows(as_of=ts)}
+    return rows
 
 
 def by_changes(client: Client, ts: int) -> tuple[Tables, Counter[str]]:
@@ -120,8 +120,8 @@ def without_nulls(tables: Tables) -> Tables:
 
 def kept_step(folder: Path) -> int:
     """The step of the state in the file."""
-    found = kept.read(folder / kept.NAME)
-    return 0 if found is None else found.state.step
+    kept_sample = kept.read(folder / kept.NAME)
+    return 0 if kept_sample is None else kept_sample.state.step
 
 
 def served(client: Client, ts: int) -> None:
@@ -143,8 +143,8 @@ def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_
                 assert as_of(client, state.ts) == expected
                 assert expected["customers"][1]["phone"] is None, "older than the column"
                 assert [row["phone"] for row in expected["customers"].values() if row["phone"]]
-                made, kinds = by_changes(client, state.ts)
-                assert without_nulls(made) == without_nulls(expected)
+                tables, kinds = by_changes(client, state.ts)
+                assert without_nulls(tables) == without_nulls(expected)
                 assert min(kinds[each] for each in ("insert", "update", "delete")) >= 3
                 assert kinds["ddl"] == 6
                 eventually(lambda: kept_step(tmp_path) > 0 or first.error, "no newer state is kept")

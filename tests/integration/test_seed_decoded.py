@@ -23,9 +23,9 @@ END = recording_end()
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("asof")) as made:
-        made.log.build(10).seed()
-        yield made
+    with api_world(tmp_path_factory.mktemp("asof")) as new_world:
+        new_world.log.build(10).seed()
+        yield new_world
 
 
 def saved(world: ApiWorld, folder: Path, db: str, table: str, form: str) -> Path:
@@ -47,25 +47,25 @@ def test_a_snapshot_seeded_again_has_the_upstreams_keys_and_rows(world: ApiWorld
             if not path.read_bytes():
                 continue
             try:
-                found = read_decoded(path, END, shape)
+                decoded = read_decoded(path, END, shape)
             except InvalidInput as e:
                 refused.append((table.name, e.message))
                 continue
             want = pa.concat_tables([replayed(i, END) for i in sorted(table.physical_ids)])
-            assert found["key"].to_pylist() == want["key"].to_pylist(), table.name
+            assert decoded["key"].to_pylist() == want["key"].to_pylist(), table.name
             seeded.append((db.name, table))
-            rows.append(found)
+            rows.append(decoded)
     assert len(seeded) > 40, refused
-    with api_world(tmp_path) as made:
-        made.log.build(2)
-        for (db_name, table), found in zip(seeded, rows, strict=True):
-            made.log.seed(found, ts=END, table_id=table.id)
+    with api_world(tmp_path) as seeded_world:
+        seeded_world.log.build(2)
+        for (db_name, table), decoded in zip(seeded, rows, strict=True):
+            seeded_world.log.seed(decoded, ts=END, table_id=table.id)
             for word in ("ndjson", "parquet"):
-                mine = made.ok(rows_path(db_name, table.name), as_of=END, format=word).content
+                body = seeded_world.ok(rows_path(db_name, table.name), as_of=END, format=word).content
                 theirs = world.ok(rows_path(db_name, table.name), as_of=END, format=word).content
                 if word == "ndjson" and form == "parquet":
                     continue  # zero dates are NULL in Parquet
-                assert rows_of(mine, word) == rows_of(theirs, word), table.name
+                assert rows_of(body, word) == rows_of(theirs, word), table.name
 
 
 def rows_of(body: bytes, word: str) -> Any:

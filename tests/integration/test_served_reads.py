@@ -91,16 +91,16 @@ def reader(served: ServedCluster) -> Iterator[Reader]:
 def test_a_recorded_snapshot_is_read_region_by_region() -> None:
     with ServedCluster(recorded_cluster(RECORDING, floor_ts=S, regions=7, stores=3)) as served:
         reader = Reader(served)
-        found: dict[bytes, bytes] = {}
+        received: dict[bytes, bytes] = {}
         for region in reader.regions():
             at, pages = plain_range(region).start, 0  # type: ignore[union-attr]
             while page := pairs(reader.scan(region, at, S, limit=10)):
-                found.update(page)
+                received.update(page)
                 at, pages = page[-1][0] + b"\0", pages + 1
             assert pages > 1
         reader.close()
     lived = {bytes.fromhex(v["key"]): bytes.fromhex(v["value"]) for _, v in read_lines(RECORDING / SNAPSHOT)}
-    assert found == lived
+    assert received == lived
     assert len(lived) > 100
 
 

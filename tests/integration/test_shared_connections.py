@@ -41,19 +41,19 @@ def test_channels_with_the_same_number_share_a_connection(secure: bool, tmp_path
         return None if ca is None else Tls(ca=ca)
 
     with a_server(credentials) as address:
-        made = [Channels(tls(), number) for number in (1, 1, 2, None, None)]
+        channel_sets = [Channels(tls(), number) for number in (1, 1, 2, None, None)]
 
         def who(channels: Channels) -> bytes:
-            found: bytes = channels.at(address).unary_unary("/a/Who")(b"", timeout=10)
-            return found
+            peer: bytes = channels.at(address).unary_unary("/a/Who")(b"", timeout=10)
+            return peer
 
-        first, again, other, own, another = (who(channels) for channels in made)
+        first, again, other, own, another = (who(channels) for channels in channel_sets)
         assert first == again
         assert len({first, other, own, another}) == 4
-        made[0].close()
-        assert who(made[1]) == first, "it is closed with the last of them"
-        made[1].close()
+        channel_sets[0].close()
+        assert who(channel_sets[1]) == first, "it is closed with the last of them"
+        channel_sets[1].close()
         with closing(Channels(tls(), 1)) as later:
             assert who(later) != first
-        for channels in made[2:]:
+        for channels in channel_sets[2:]:
             channels.close()

@@ -51,16 +51,16 @@ def test_both_clients_the_pusher_and_the_checks_reach_a_service_on_this_machine(
     for name, value in SHELLS[shell].items():
         monkeypatch.setenv(name, value)
 
-    async def asked() -> object:
+    async def async_answer() -> object:
         async with AsyncClient(url, key=key, retry_s=0) as client:
             return await client.get("/v1/tenants")
 
     with Client(url, key=key, retry_s=0) as client:
-        assert client.get("/v1/tenants") == asyncio.run(asked())
+        assert client.get("/v1/tenants") == asyncio.run(async_answer())
     control = HttpControl(url, MINE, token=key)
     control.push_bundle()
     control.close()
-    assert any(found.name == "service" and found.verdict == "ok" for found in check_service(url, key, SystemClock()))
+    assert any(each.name == "service" and each.verdict == "ok" for each in check_service(url, key, SystemClock()))
 
 
 CLIENTS = ("httpx2.Client", "httpx2.AsyncClient")
@@ -68,21 +68,21 @@ CLIENTS = ("httpx2.Client", "httpx2.AsyncClient")
 
 def test_every_command_that_asks_the_service_uses_the_same_way() -> None:
     """A client that is made in another way would read the environment as httpx2 does, which ends with a trace."""
-    made = []
+    uses = []
     for package in ("tistream", "pusher", "backup", "reading", "apiserver", "metaserver"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 if not isinstance(node, ast.Call):
                     continue
                 if ast.unparse(node.func) in CLIENTS:
-                    made.append((file.name, any(keyword.arg is None for keyword in node.keywords)))
+                    uses.append((file.name, any(keyword.arg is None for keyword in node.keywords)))
                 elif any(
                     ast.unparse(argument) in CLIENTS for argument in node.args
                 ):  # made by tistream/client/shared.py
-                    made.append((file.name, ast.unparse(node.func) == "super().__init__"))
-    assert len(made) == 4
+                    uses.append((file.name, ast.unparse(node.func) == "super().__init__"))
+    assert len(uses) == 4
     assert "reach(self.url)" in (ROOT / "tistream/client/shared.py").read_text("utf-8")
-    assert all(through_reach for _, through_reach in made), made
+    assert all(through_reach for _, through_reach in uses), uses
 
 
 @pytest.mark.parametrize("words", [("tenant", "list"), ("status",), ("lag",), ("workers", "list")])

@@ -43,9 +43,9 @@ class FeedOfEach:
     def open(self, request: FeedRequest, wake: Wake) -> MemoryStream:
         return self.of[request.task_id].open(request, wake)
 
-    def put(self, found: FeedBatch, *to: object) -> None:
+    def put(self, fed: FeedBatch, *to: object) -> None:
         for at in to:
-            self.of[at].put(found)
+            self.of[at].put(fed)
 
 
 class FeedOfEachTenant(FeedOfEach):
@@ -127,11 +127,11 @@ def test_bytes_that_were_damaged_on_their_way_stop_nothing(bench: Bench, monkeyp
     seen: set[tuple[str, int]] = set()
 
     def once(key: str, data: bytes, at: int) -> bytes:
-        found = bytearray(data)
+        damaged = bytearray(data)
         if "snapshots/" in key and (key, at) not in seen:
             seen.add((key, at))
-            found[len(found) // 2] ^= 1
-        return bytes(found)
+            damaged[len(damaged) // 2] ^= 1
+        return bytes(damaged)
 
     get, get_range = bench.store.get, bench.store.get_range
     monkeypatch.setattr(bench.store, "get", lambda key: once(key, get(key), -1))
@@ -148,10 +148,10 @@ def test_an_unexpected_error_of_one_task_does_not_stop_the_other(bench: Bench, m
     bench.assign("s1")
     handle, flushes = TaskCore.handle, TaskCore.take
 
-    def failing(core: TaskCore, found: FeedBatch, *logged: Any) -> Any:
-        if core.task_id == 1 and found.seq == 2:
+    def failing(core: TaskCore, fed: FeedBatch, *logged: Any) -> Any:
+        if core.task_id == 1 and fed.seq == 2:
             raise KeyError("a defect")
-        return handle(core, found, *logged)
+        return handle(core, fed, *logged)
 
     monkeypatch.setattr(TaskCore, "handle", failing)
     worker = bench.worker("s1")

@@ -18,11 +18,11 @@ from tistream.catalog.work.workers import register_worker
 def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Three tasks of one sorter, which is very many here."""
     monkeypatch.setattr(owned, "MANY_TASKS", 3)
-    found = activate(catalog)
+    rows = activate(catalog)
     assert register_worker(catalog, "s", "sorter", "") == 1
-    for task in found:
+    for task in rows:
         assert assign_task(catalog, task, worker_id="s", seen_epoch=0, leader_epoch=elected(catalog)) == 1
-    low, high, ddl = found
+    low, high, ddl = rows
     return low, high, ddl
 
 

@@ -105,10 +105,10 @@ class Bench:
 
     def state(self) -> tuple[list[int], int]:
         """(durable watermarks by the catalog, rows that can be read)."""
-        found = durable_timestamps(self.catalog, [1, 2])
+        durable = durable_timestamps(self.catalog, [1, 2])
         segments = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99)
         assert all(s.object_key in self.keys() for s in segments)
-        return [found[1][1], found[2][1]], sum(s.rows for s in segments)
+        return [durable[1][1], durable[2][1]], sum(s.rows for s in segments)
 
     def keys(self) -> list[str]:
         return [o.key for o in self.store.list("committed/")]
@@ -133,9 +133,9 @@ def statements() -> Iterator[list[str]]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.catalog.close()
+    new_bench = Bench(tmp_path)
+    yield new_bench
+    new_bench.catalog.close()
 
 
 def key(seq: int) -> str:
@@ -274,11 +274,11 @@ def pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def rows_in_order(bench: Bench) -> list[bytes]:
-    found = []
+    keys = []
     for s in find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99):
         data = bench.store.get_range(s.object_key, s.offset, s.length)
-        found += decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)["key"].to_pylist()
-    return found
+        keys += decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)["key"].to_pylist()
+    return keys
 
 
 def finish(bench: Bench) -> int:
@@ -366,8 +366,8 @@ def test_a_lost_reply_to_the_transaction_of_many_objects(pieces: Bench, fault: s
     finish(pieces)
     assert pieces.state() == ([20, 20], 7)
     assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
-    known = fault != "lost, not done"
-    assert len(pieces.keys()) == (4 if known else 8), "what is known not to have happened keeps its objects"
+    is_known = fault != "lost, not done"
+    assert len(pieces.keys()) == (4 if is_known else 8), "what is known not to have happened keeps its objects"
 
 
 # ---- idle tenants are flushed together: one transaction, each task with its own guard
@@ -402,8 +402,8 @@ class IdleBench:
 
     def durable_timestamps(self) -> list[int]:
         """By the catalog; the cores say the same."""
-        found = durable_timestamps(self.catalog, [1, 2, 3])
-        return [found[n][1] for n in (1, 2, 3)]
+        durable = durable_timestamps(self.catalog, [1, 2, 3])
+        return [durable[n][1] for n in (1, 2, 3)]
 
     def cores(self) -> list[int]:
         return [self.publications[tenant][0].core.durable_ts for tenant in TENANTS]
@@ -411,9 +411,9 @@ class IdleBench:
 
 @pytest.fixture
 def idle(tmp_path: Path) -> Iterator[IdleBench]:
-    made = IdleBench(tmp_path)
-    yield made
-    made.catalog.close()
+    new_bench = IdleBench(tmp_path)
+    yield new_bench
+    new_bench.catalog.close()
 
 
 def test_all_move_in_one_transaction_without_an_object(idle: IdleBench) -> None:

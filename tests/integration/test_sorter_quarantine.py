@@ -34,24 +34,24 @@ MARK = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0)
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    made.assigned("s1")
-    yield made
-    made.stop()
+    new_bench = Bench(tmp_path)
+    new_bench.assigned("s1")
+    yield new_bench
+    new_bench.stop()
 
 
 def file(bench: Bench, seq: int, *rows: Row, upto: int, store: int = 1, life: int = 1, mark: Mark = MARK) -> None:
     marks = (replace(mark, resolved_ts=upto),)
-    made = File(store_id=store, incarnation=life, seq=seq, cut_ts=upto, rows=rows, marks=marks)
-    bench.feed.put(feed_batch(made))
+    batch_file = File(store_id=store, incarnation=life, seq=seq, cut_ts=upto, rows=rows, marks=marks)
+    bench.feed.put(feed_batch(batch_file))
 
 
 def stored(bench: Bench, seq: int, *rows: Row, upto: int) -> None:
     """The same as an object of store 1."""
     marks = (replace(MARK, resolved_ts=upto),)
-    made = feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=marks))
+    batch = feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=marks))
     key = BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=seq)
-    data = encode_batch_file(key, cut_ts=upto, rows=made.rows, regions=made.regions, write_id=f"w{seq}")
+    data = encode_batch_file(key, cut_ts=upto, rows=batch.rows, regions=batch.regions, write_id=f"w{seq}")
     bench.store.put(str(key), data)
 
 
@@ -61,8 +61,8 @@ def whole(key: bytes, start_ts: int, commit_ts: int, value: bytes = b"1") -> Row
 
 def quarantined(bench: Bench) -> QuarantineRow:
     bench.wait(lambda: bool(list_quarantines(bench.catalog)), "a quarantine")
-    (found,) = list_quarantines(bench.catalog)
-    return found
+    (row,) = list_quarantines(bench.catalog)
+    return row
 
 
 def test_the_store_is_held_its_rows_are_named_and_nothing_above_is_served(bench: Bench) -> None:
@@ -71,14 +71,14 @@ def test_the_store_is_held_its_rows_are_named_and_nothing_above_is_served(bench:
     file(bench, 1, upto=20, store=2, mark=replace(MARK, region_id=9, version=2))
     bench.wait_for_durable_ts(20)
     file(bench, 2, whole(b"a2", 15, 17), whole(b"a3", 15, 18), upto=30)
-    found = quarantined(bench)
-    assert (found.store_id, found.incarnation, found.seq, found.rows, found.good_ts) == (1, 1, 2, 2, 16)
-    assert found.object_key == str(BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=2))
-    assert [(row["key"], row["commit_ts"], row["promised_ts"]) for row in found.sample] == [
+    entry = quarantined(bench)
+    assert (entry.store_id, entry.incarnation, entry.seq, entry.rows, entry.good_ts) == (1, 1, 2, 2, 16)
+    assert entry.object_key == str(BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=2))
+    assert [(row["key"], row["commit_ts"], row["promised_ts"]) for row in entry.sample] == [
         (b"a2".hex(), "17", "20"),
         (b"a3".hex(), "18", "20"),
     ]
-    assert found.served_ts == 20
+    assert entry.served_ts == 20
     assert bench.row(1).durable_ts >= 20, "what is written stays written"
     assert served_watermark(bench.catalog, TENANT) == served_edge(bench.catalog, TENANT).good_ts == 16
     assert served_edges(bench.catalog, [TENANT])[TENANT].ts == lowest_durable_ts(bench.catalog, TENANT) == 16
@@ -91,7 +91,7 @@ def test_the_store_is_held_its_rows_are_named_and_nothing_above_is_served(bench:
     bench.wait(lambda: bench.row(2).durable_ts == 40, "the other store is taken on")
     (worker,) = bench.workers
     (problem,) = [p for p in worker.problems() if p.code == "TS-1068"]
-    assert found.object_key in problem.message
+    assert entry.object_key in problem.message
     assert str(TENANT) in problem.message
     assert bench.row(1).error is None, "no task stops"
 
@@ -166,16 +166,16 @@ def test_a_replay_passes_repeated_rows_as_a_sorter_does(bench: Bench) -> None:
 def test_the_gap_of_a_rejected_store_holds_what_its_task_had_written_ahead_of_others(bench: Bench) -> None:
     """Not served yet, because another store lags, and never sent again: it will be served without the row."""
     issue_incarnation(bench.catalog, TENANT, 2)
-    mine, others = replace(MARK, end=b"m"), replace(MARK, region_id=2, start=b"m")
-    file(bench, 1, *change(b"a1", 12, 14, b"1"), upto=20, mark=mine)
+    low, others = replace(MARK, end=b"m"), replace(MARK, region_id=2, start=b"m")
+    file(bench, 1, *change(b"a1", 12, 14, b"1"), upto=20, mark=low)
     file(bench, 1, upto=15, store=2, mark=others)
     bench.wait(lambda: sorted(task.durable_ts for task in list_tasks(bench.catalog, TENANT)) == [15, 20], "one lags")
-    file(bench, 2, whole(b"a2", 15, 17), upto=30, mark=mine)
+    file(bench, 2, whole(b"a2", 15, 17), upto=30, mark=low)
     assert quarantined(bench).good_ts == 16
     reject_store(bench.catalog, TENANT, 1)
     assert served_edge(bench.catalog, TENANT) == (15, None, (16, 20))
     bench.wait(lambda: all(_closed(bench, task) for task in (1, 2)), "the old incarnation ends in both states")
-    again = replace(mine, checkpoint_ts=20, open_ts=41, ready_ts=42)
+    again = replace(low, checkpoint_ts=20, open_ts=41, ready_ts=42)
     file(bench, 1, whole(b"a2", 15, 17), upto=50, life=2, mark=again)
     file(bench, 2, upto=50, store=2, mark=others)
     bench.wait_for_durable_ts(50)

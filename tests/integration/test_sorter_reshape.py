@@ -36,8 +36,8 @@ def test_a_task_is_split_while_rows_wait_and_both_parts_write_theirs(bench: Benc
     bench.tasks = [*parts, 2]
     bench.put(2, late, *change(b"a", 21, 22, b"3"), upto=30)
     bench.wait_for_durable_ts(30)
-    found = [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"3"), expected(b"b", 15, 25, b"2")]
-    assert bench.served() == found
+    rows = [expected(b"a", 11, 12, b"1"), expected(b"a", 21, 22, b"3"), expected(b"b", 15, 25, b"2")]
+    assert bench.served() == rows
 
 
 def test_two_tasks_become_one_while_rows_wait(bench: Bench) -> None:

@@ -113,9 +113,9 @@ def test_a_transaction_of_many_slices_and_objects_is_whole(bench: Bench, monkeyp
     bench.put(2, *(Row(kind=C, key=key, start_ts=11, commit_ts=25) for key in reversed(keys)), upto=30)
     bench.wait_for_durable_ts(30)
     assert bench.served() == [expected(key, 11, 25, b"v" * 30) for key in sorted(keys)]
-    found = find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
-    assert len({s.object_key for s in found}) > 5
-    assert {(s.lo_ts, s.hi_ts) for s in found} == {(25, 25)}
+    segments = find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
+    assert len({s.object_key for s in segments}) > 5
+    assert {(s.lo_ts, s.hi_ts) for s in segments} == {(25, 25)}
 
 
 def test_a_worker_whose_tasks_leave_during_a_flush_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,10 +293,10 @@ def test_rows_are_fetched_again_only_when_they_would_be_written(bench: Bench, mo
     bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "saved")
     first.crash()
     bench.assign("s2")
-    fetch, asked, away = bench.store.get_range, [], True
+    fetch, fetched, away = bench.store.get_range, [], True
 
     def failing(key: str, offset: int, length: int) -> bytes:
-        asked.append(key)
+        fetched.append(key)
         if away:
             raise StoreUnavailable("503", key=key)
         return fetch(key, offset, length)
@@ -304,11 +304,11 @@ def test_rows_are_fetched_again_only_when_they_would_be_written(bench: Bench, mo
     monkeypatch.setattr(bench.store, "get_range", failing)
     again = bench.worker("s2")
     bench.put(2, upto=30)
-    bench.wait(lambda: bool(asked and again.problems()), "it is shown")
+    bench.wait(lambda: bool(fetched and again.problems()), "it is shown")
     bench.put(3, upto=40)
-    asked.clear()
+    fetched.clear()
     time.sleep(1.0)
-    assert len(asked) < 30, "not with every turn of the loop"
+    assert len(fetched) < 30, "not with every turn of the loop"
     away = False
     bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"a", ts - 1, ts, b"1") for ts in (12, 35)]
@@ -351,11 +351,11 @@ def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)
     bench.put(2, upto=12)
 
-    def told() -> dict[int, TaskReport]:
+    def reported() -> dict[int, TaskReport]:
         return {task.task_id: task for row in list_workers(bench.catalog) for task in row.report.tasks}
 
-    bench.wait(lambda: 1 in told() and told()[1].open_rows == 1, "the open prewrite is told")
-    report = told()[1]
+    bench.wait(lambda: 1 in reported() and reported()[1].open_rows == 1, "the open prewrite is told")
+    report = reported()[1]
     assert (report.epoch, report.watermark) == (bench.row(1).epoch, 12)
     assert report.bytes_per_s > 0 < report.rows_per_s
     assert report.held_bytes > 0

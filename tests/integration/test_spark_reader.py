@@ -76,9 +76,9 @@ class Frame:
         self._pickled = pickle.dumps(source)
 
     def reader(self, *filters: object) -> Any:
-        made = pickle.loads(self._pickled).reader(self.schema)
-        self.left = list(made.pushFilters(list(filters))) if filters else []
-        return made
+        opened = pickle.loads(self._pickled).reader(self.schema)
+        self.left = list(opened.pushFilters(list(filters))) if filters else []
+        return opened
 
     def stream(self) -> Any:
         return pickle.loads(self._pickled).streamReader(self.schema)
@@ -94,11 +94,11 @@ def table(reader: Any, parts: list[Any]) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
-def changes(found: pa.Table) -> list[tuple[Any, ...]]:
-    if not found.num_rows:
+def changes(rows: pa.Table) -> list[tuple[Any, ...]]:
+    if not rows.num_rows:
         return []
-    names = ("_commit_ts", "_key") if "_key" in found.schema.names else ("commit_ts", "key")
-    return sorted(tuple(row[n] for n in names) for row in found.select(list(names)).to_pylist())
+    names = ("_commit_ts", "_key") if "_key" in rows.schema.names else ("commit_ts", "key")
+    return sorted(tuple(row[n] for n in names) for row in rows.select(list(names)).to_pylist())
 
 
 def pulled(world: ApiWorld, path: str, **params: Any) -> list[tuple[Any, ...]]:
@@ -108,11 +108,11 @@ def pulled(world: ApiWorld, path: str, **params: Any) -> list[tuple[Any, ...]]:
 
 def walk(stream: Any, limit: Any, offset: Any = None) -> list[tuple[Any, Any]]:
     """(start, end) of all micro-batches until there is nothing new."""
-    found, at = [], stream.initialOffset() if offset is None else offset
+    offsets, at = [], stream.initialOffset() if offset is None else offset
     while (end := stream.latestOffset(at, limit)) != at:
-        found.append((at, end))
+        offsets.append((at, end))
         at = end
-    return found
+    return offsets
 
 
 def test_parts_are_the_pull(world: ApiWorld, over: Any) -> None:
@@ -150,8 +150,8 @@ def test_a_frames_rows_are_decided_when_it_is_made(
     frame = Frame(**given, typed=typed)
     options: dict[str, Any] = {"endTs": "latest", **given}
     stream = Frame(**options).stream()
-    asked = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
-    held = pulled(fresh, "", format="raw-arrow", **asked)
+    interval = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
+    held = pulled(fresh, "", format="raw-arrow", **interval)
     assert held
     assert changes(frame.rows()) == held
     fresh.clock.advance(5)
@@ -178,8 +178,8 @@ def test_filters_bound_what_is_pulled(world: ApiWorld, over: Any) -> None:
     low, high = truth[100][0], truth[300][0]
     frame = Frame(pushFilters="true")
     ours = [EqualTo(("database",), "shop"), EqualTo(("table",), "ACCT")]
-    found = frame.rows(*ours, GreaterThan(("commit_ts",), low), LessThanOrEqual(("commit_ts",), high))
-    assert changes(found) == [row for row in truth if low < row[0] <= high]
+    rows = frame.rows(*ours, GreaterThan(("commit_ts",), low), LessThanOrEqual(("commit_ts",), high))
+    assert changes(rows) == [row for row in truth if low < row[0] <= high]
     assert frame.left == ours, "Spark compares names by itself, with case"
     assert frame.rows(EqualTo(("database",), "nowhere")).num_rows == 0
     assert frame.rows(GreaterThan(("commit_ts",), END)).num_rows == 0
@@ -248,15 +248,15 @@ def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, fresh: ApiWo
 def test_nothing_new_is_no_batch_until_a_minute_has_passed(over: Any, tmp_path: Path) -> None:
     rows = committed_rows()
     quiet = rows.filter(pc.less(rows["commit_ts"], pa.scalar(END - (1 << 18) * 1000, pa.uint64())))
-    with api_world(tmp_path, rows=quiet) as made:
-        over(made)
-        made.log.build(3)
+    with api_world(tmp_path, rows=quiet) as api:
+        over(api)
+        api.log.build(3)
         stream = Frame().stream()
         at = walk(stream, ALL)[-1][1]
         second = tso.compose(1000) - tso.compose(0)
-        made.log.flush(END + 20 * second)
+        api.log.flush(END + 20 * second)
         assert stream.latestOffset(at, ALL) == at
-        made.log.flush(END + 100 * second)
+        api.log.flush(END + 100 * second)
         moved = stream.latestOffset(at, ALL)
         assert int(moved["commit_ts"]) > int(at["commit_ts"])
         assert table(stream, stream.partitions(at, moved)).num_rows == 0
@@ -331,18 +331,18 @@ def test_older_rows_of_rewritten_columns_are_those_as_of_the_end(world: ApiWorld
     history, shown = recorded_history(), []
     for database, table in (name.split(".") for name in REWRITTEN):
         frame = Frame(database=database, table=table, typed=True)
-        known = {field.name: field.dataType for field in frame.schema}
+        types = {field.name: field.dataType for field in frame.schema}
         for name in REWRITTEN[f"{database}.{table}"]:
-            asked = name.upper() if name.isascii() else name
-            frame.schema = StructType([*own, StructField(asked, known[name])])
+            spelled = name.upper() if name.isascii() else name
+            frame.schema = StructType([*own, StructField(spelled, types[name])])
             try:
-                found = frame.rows().to_pylist()
+                rows = frame.rows().to_pylist()
             except NotConvertible:
                 continue
             ids = history.find(database, table, END).physical_ids
-            last = {r["_KEY"]: r for r in sorted(found, key=lambda r: r["_commit_ts"]) if r["_table_id"] in ids}
+            last = {r["_KEY"]: r for r in sorted(rows, key=lambda r: r["_commit_ts"]) if r["_table_id"] in ids}
             ours = Counter(
-                str(row[asked]) for row in last.values() if row["_Op"] != "delete" and row[asked] is not None
+                str(row[spelled]) for row in last.values() if row["_Op"] != "delete" and row[spelled] is not None
             )
             path = f"/databases/{database}/tables/{quote(table)}/rows"
             theirs = arrow_of(world.ok(path, as_of=END, columns=f"`{name}`", format="arrow"))[name].to_pylist()
@@ -359,16 +359,16 @@ def test_a_users_schema_names_columns_that_exist(world: ApiWorld, over: Any) -> 
         with pytest.raises(InvalidInput, match=f"no column '{typo}'"):
             frame.reader()
     frame.schema = StructType([StructField("ID", LongType()), StructField("_COMMIT_TS", LongType())])
-    found = frame.rows()
-    assert found.num_rows == len(pulled(world, "/databases/shop/tables/acct", format="arrow"))
-    assert found["ID"].null_count == found["_COMMIT_TS"].null_count == 0
+    rows = frame.rows()
+    assert rows.num_rows == len(pulled(world, "/databases/shop/tables/acct", format="arrow"))
+    assert rows["ID"].null_count == rows["_COMMIT_TS"].null_count == 0
 
 
 def test_a_renamed_table_has_the_same_rows_in_any_number_of_parts(world: ApiWorld, over: Any) -> None:
     over(world)
     history = recorded_history()
     renames = [e for e in history.events(history.start_ts, END) if e.type == Action.RENAME_TABLE]
-    told = []
+    renamed = []
     for event in renames:
         if len(history.physical_ids(event.old_db, event.old_table, history.start_ts, END)) > 1:
             continue  # other tables had the name, with other columns
@@ -381,10 +381,10 @@ def test_a_renamed_table_has_the_same_rows_in_any_number_of_parts(world: ApiWorl
         end = stream.latestOffset(begun, ALL)
         assert changes(table(stream, stream.partitions(begun, end))) == rows
         if event.version is not None and history.table_at(event.version.id, END) is not None:
-            told.append(event.table)
+            renamed.append(event.table)
             with pytest.raises(TableRenamed, match=event.old_table):
                 stream.latestOffset(end, ALL)
-    assert told
+    assert renamed
 
 
 def test_a_filter_hides_no_error_but_its_own(over: Any, fresh: ApiWorld) -> None:
@@ -460,10 +460,10 @@ def test_rows_that_cannot_be_decoded_end_the_query_unless_told(over: Any, tmp_pa
     of_acct = pc.equal(rows["table_id"], pa.scalar(264, pa.int64())).to_numpy().nonzero()[0]
     values = rows["value"].combine_chunks()
     at = next(int(n) for n in of_acct if values[int(n)].is_valid and b"_r" in rows["key"][int(n)].as_py())
-    with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
-        over(made)
-        made.log.build(4)
+    with api_world(tmp_path, rows=with_broken_value(rows, at)) as api:
+        over(api)
+        api.log.build(4)
         with pytest.raises(DecodeError, match=r"onUndecodable=skip.*acct"):
             Frame(**ACCT).rows()
-        truth = pulled(made, "/databases/shop/tables/acct", format="arrow")
+        truth = pulled(api, "/databases/shop/tables/acct", format="arrow")
         assert changes(Frame(**ACCT, onUndecodable="skip").rows()) == truth

@@ -81,8 +81,8 @@ class World:
     def order(self, kind: JobKind) -> None:
         """A job of each tenant."""
         limits = JobLimits(lag_ms=0, due_ms=1)
-        wanted = [NewJob(tenant=t, kind=kind, executor=JobExecutor.SPARK, limits=limits) for t in TENANTS]
-        assert len(enqueue(self.catalog, wanted, leader_epoch=elected(self.catalog))) == len(TENANTS)
+        jobs = [NewJob(tenant=t, kind=kind, executor=JobExecutor.SPARK, limits=limits) for t in TENANTS]
+        assert len(enqueue(self.catalog, jobs, leader_epoch=elected(self.catalog))) == len(TENANTS)
 
     def states(self) -> list[JobState]:
         """Of all jobs."""
@@ -131,9 +131,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         http = stack.enter_context(TestClient(create_app(Services.create(catalog, store, CLOCK))))
         where = {**CREDENTIALS, "TISTREAM_CATALOG_URL": database, "TISTREAM_OBJECT_STORE_URL": s3.url("logs", "ts")}
         cluster = stack.enter_context(spark_cluster(tmp_path / "spark", workers=2, environment=CREDENTIALS))
-        made = World(tmp_path, catalog, store, http, where, cluster)
-        stack.callback(made.kill_roles)
-        yield made
+        new_world = World(tmp_path, catalog, store, http, where, cluster)
+        stack.callback(new_world.kill_roles)
+        yield new_world
 
 
 def java_of(role: TiStreamProcess) -> int:
@@ -188,8 +188,8 @@ def test_whatever_is_killed_each_job_is_published_once(world: World) -> None:
         conn.execute(tables.read_leases.delete())
         conn.execute(tables.builds.delete())  # those of the killed drivers last for minutes
     Collector(world.catalog, world.store, CLOCK, grace_ms=0).step()
-    for found in audit(world.catalog, world.store, CLOCK, grace_ms=0):
-        assert (found.faults, found.orphans) == ([], 0)
+    for report in audit(world.catalog, world.store, CLOCK, grace_ms=0):
+        assert (report.faults, report.orphans) == ([], 0)
     assert world.read() == before
     compact_by_spark_submit(world)
 

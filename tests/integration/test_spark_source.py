@@ -40,15 +40,15 @@ PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
-    with local_session(PUSHDOWN) as made:
-        yield made
+    with local_session(PUSHDOWN) as new_session:
+        yield new_session
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
-    with served_log(tmp_path_factory.mktemp("spark")) as made:
-        made.log.build(12)
-        yield made
+    with served_log(tmp_path_factory.mktemp("spark")) as new_log:
+        new_log.log.build(12)
+        yield new_log
 
 
 def frame(session: SparkSession, served: ServedLog, **options: object) -> DataFrame:
@@ -67,11 +67,11 @@ def in_order(table: pa.Table, *by: str) -> pa.Table:
     return table.sort_by([(name, "ascending") for name in by]).combine_chunks()
 
 
-def same(mine: pa.Table, truth: pa.Table) -> None:
+def same(table: pa.Table, truth: pa.Table) -> None:
     """The same values column by column, whatever the width of integers."""
-    assert mine.schema.names == truth.schema.names
-    by = [name for name in mine.schema.names if name.lstrip("_") in ("commit_ts", "key")]
-    assert in_order(mine, *by).to_pylist() == in_order(truth, *by).to_pylist()
+    assert table.schema.names == truth.schema.names
+    by = [name for name in table.schema.names if name.lstrip("_") in ("commit_ts", "key")]
+    assert in_order(table, *by).to_pylist() == in_order(truth, *by).to_pylist()
 
 
 def test_a_table_in_parts(session: SparkSession, served: ServedLog) -> None:
@@ -93,15 +93,15 @@ def test_undecoded_rows_filters_and_the_direct_way(session: SparkSession, served
         return frame(session, served, pushFilters=True).where(condition)
 
     middle = int(truth["commit_ts"][truth.num_rows // 2].as_py())
-    wanted = filtered(f"database = 'shop' AND table = 'acct' AND commit_ts > {middle}")
-    plan = wanted._jdf.queryExecution().executedPlan().toString()
+    filtered_rows = filtered(f"database = 'shop' AND table = 'acct' AND commit_ts > {middle}")
+    plan = filtered_rows._jdf.queryExecution().executedPlan().toString()
     (left,) = [line for line in plan.split("\n") if " Filter " in line]
     assert "database" in left
     assert "commit_ts" not in left, "the bound of commit_ts is applied by the source"
     keep = pc.and_(pc.equal(truth["database"], "shop"), pc.equal(truth["table"], "acct"))
     keep = pc.and_(keep, pc.greater(truth["commit_ts"], pa.scalar(middle, pa.uint64())))
     assert 20 < pc.sum(keep).as_py() < 400
-    same(wanted.toArrow(), truth.filter(keep))
+    same(filtered_rows.toArrow(), truth.filter(keep))
     assert filtered("database = 'nowhere'").count() == 0
     assert filtered(f"commit_ts > {recording_end()}").count() == 0
 
@@ -118,8 +118,8 @@ def test_keys_of_a_keyspace_in_both_ways(session: SparkSession, served: ServedLo
             for e in entries
         ]
         some = frame(session, served, tenant=2, keys=True, keyFormat="utf8", prefix="user:1", pushFilters=True, **more)
-        mine = [e.ts for e in entries if e.key == b"user:1" and e.ts > 300]
-        assert sorted(row.ts for row in some.where("ts > 300").collect()) == mine
+        timestamps = [e.ts for e in entries if e.key == b"user:1" and e.ts > 300]
+        assert sorted(row.ts for row in some.where("ts > 300").collect()) == timestamps
     with pytest.raises(Exception, match="has keys and values"):
         frame(session, served, tenant=2)
 
@@ -175,11 +175,11 @@ def test_offsets_mean_the_same_rows_each_time(session: SparkSession, served: Ser
     repeated: list[int] = []
 
     def take(rows: DataFrame, number: int) -> None:
-        found = sorted((row["_commit_ts"], bytes(row["_key"]), row["_op"]) for row in rows.collect())
+        batch = sorted((row["_commit_ts"], bytes(row["_key"]), row["_op"]) for row in rows.collect())
         if number in seen:
-            assert seen[number] == found
+            assert seen[number] == batch
             repeated.append(number)
-        seen[number] = found
+        seen[number] = batch
 
     checkpoint = tmp_path / "checkpoint"
     for _ in range(2):
@@ -233,8 +233,8 @@ def test_the_lines_that_the_console_shows(
     if keys := scope == "keys":
         tenant, entry = Tenant(1, 4), Entry(10, b"user:1", b"Ada")
         EntryLog(served.log.catalog, served.log.store, tenant=tenant, rows=entry_rows([entry])).build(1, upto=20)
-    found = keys_snippets(tenant) if keys else pull_snippets(Tenant(1, 1), scope)
-    lines = {each["name"]: each["text"].replace(ORIGIN, served.url) for each in found}
+    snippets = keys_snippets(tenant) if keys else pull_snippets(Tenant(1, 1), scope)
+    lines = {each["name"]: each["text"].replace(ORIGIN, served.url) for each in snippets}
     assert set(lines) == {"curl", "CLI", "Python", "Spark"}
     player = PagePlayer(tmp_path, os.environ, {})
     try:

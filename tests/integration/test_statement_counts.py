@@ -52,7 +52,7 @@ def per_flush(bench: Bench, counts: tuple[int, ...] = TABLES) -> list[set[int]]:
     Those of the tasks that moved are left out: one each, in one transaction or in two."""
     log = StatementLog(bench.catalog)
     bench.worker("s1")
-    found, at = [], 20
+    per_count, at = [], 20
     for seq, count in enumerate(counts, 1):
         keys = [record_key(table, seq) for table in range(1, count + 1)]
         rows = [row for key in keys for row in change(key, at - 9, at - 8, b"v")]
@@ -61,14 +61,14 @@ def per_flush(bench: Bench, counts: tuple[int, ...] = TABLES) -> list[set[int]]:
             bench.wait_for_durable_ts(at)
         flushes = log.with_a("INSERT INTO segments")
         assert flushes, "rows were published"
-        found.append({sum(not sql.startswith("UPDATE tasks SET durable_ts") for sql in one) for one in flushes})
+        per_count.append({sum(not sql.startswith("UPDATE tasks SET durable_ts") for sql in one) for one in flushes})
         at += 10
-    return found
+    return per_count
 
 
 def test_a_flush_takes_as_many_statements_whatever_the_number_of_tables(bench: Bench) -> None:
-    found = per_flush(bench)
-    assert found == [{3}, {3}, {3}], "kinds of the tasks, objects, segments"
+    counts = per_flush(bench)
+    assert counts == [{3}, {3}, {3}], "kinds of the tasks, objects, segments"
 
 
 def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: py
         return proper(conn, tenant, objects, advances)
 
     monkeypatch.setattr(committed, "flush_in", chatty)
-    found = per_flush(bench)
-    assert len(set.union(*found)) > 1
-    assert max(found[2]) > max(found[0]) + 900
+    counts = per_flush(bench)
+    assert len(set.union(*counts)) > 1
+    assert max(counts[2]) > max(counts[0]) + 900
 
 
 def test_an_idle_sorter_asks_nothing_of_single_tables(bench: Bench) -> None:

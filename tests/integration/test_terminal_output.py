@@ -134,8 +134,8 @@ def on_terminal(run: Callable[[], object]) -> tuple[int, str]:
     """(exit status, what reaches a terminal that is standard output and error) of a function in this process."""
     leader, follower = pty.openpty()
     tty.setraw(follower, termios.TCSANOW)  # line ends stay as they are written
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.extend(iter(lambda: read_terminal(leader), b"")))
+    pieces: list[bytes] = []
+    reader = threading.Thread(target=lambda: pieces.extend(iter(lambda: read_terminal(leader), b"")))
     reader.start()
     out = io.TextIOWrapper(os.fdopen(follower, "wb"), encoding="utf-8", write_through=True)
     with patch.multiple(sys, stdout=out, stderr=out, stdin=io.StringIO("")):
@@ -147,7 +147,7 @@ def on_terminal(run: Callable[[], object]) -> tuple[int, str]:
     out.close()
     reader.join()
     os.close(leader)
-    return status, b"".join(got).decode("utf-8")
+    return status, b"".join(pieces).decode("utf-8")
 
 
 def command(*words: str) -> Callable[[], None]:

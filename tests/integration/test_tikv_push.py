@@ -190,14 +190,14 @@ def test_rows_that_lived_are_seeded() -> None:
         }
         name = str(manifest_key(TENANT, RECORDED_S, 0))
         manifest = read_manifest(name, bench.store.get(name), TENANT, RECORDED_S, 0)
-        found: dict[bytes, bytes] = {}
+        pairs: dict[bytes, bytes] = {}
         for n in manifest.file_bytes:
             file = SegmentFile.open(manifest.key_of(n), bench.store.get(manifest.key_of(n)))
             for i in range(len(file.segments)):
                 rows = file.read(i, SEED)
-                found.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
-        assert found == truth
-        assert len(found) == manifest.rows == bench.seen.seed_rows > 100
+                pairs.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
+        assert pairs == truth
+        assert len(pairs) == manifest.rows == bench.seen.seed_rows > 100
         assert {s.table_id for s in manifest.segments} <= ids
         assert not [name for name in served.pd.holds if name.endswith(b"-seed")]
 
@@ -265,10 +265,10 @@ def test_a_keyspace_is_followed_as_if_it_were_a_cluster(monkeypatch: pytest.Monk
         end_ts = served.settle()
         bench.until(lambda: bench.watermark >= end_ts)
         bench.stop()
-        found = bench.changes
+        changes = bench.changes
         truth = {(row.key.removeprefix(PREFIX), row.commit_ts): row for row in workload.committed}
-        assert found.keys() == truth.keys()
-        for place, change in found.items():
+        assert changes.keys() == truth.keys()
+        for place, change in changes.items():
             assert (change.start_ts, change.value) == (truth[place].start_ts, truth[place].value)
 
 

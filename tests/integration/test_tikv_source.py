@@ -112,8 +112,8 @@ class MemoryPd:
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
         self._check()
-        found = [r for r in self.regions if (not r.end or r.end > start) and (not end or r.start < end)]
-        return sorted(found, key=lambda r: r.start)[:limit]
+        overlapping = [r for r in self.regions if (not r.end or r.end > start) and (not end or r.start < end)]
+        return sorted(overlapping, key=lambda r: r.start)[:limit]
 
     def stores(self) -> list[Store]:
         self._check()
@@ -187,8 +187,8 @@ def rig(*, region_id: int = 7, credentials: grpc.ServerCredentials | None = None
 
 def test_rows_and_promises_arrive() -> None:
     with rig() as r:
-        asked = r.poll_until_asked()
-        assert (asked.request_id, asked.region_id, asked.checkpoint_ts, asked.header.cluster_id) == (1, 7, 5, 77)
+        sent = r.poll_until_asked()
+        assert (sent.request_id, sent.region_id, sent.checkpoint_ts, sent.header.cluster_id) == (1, 7, 5, 77)
         assert r.store.metadata[0]["features"] == "stream-multiplexing"
         (opened,) = r.got(SubscriptionOpened)
         r.store.say(wire.event(7, 1, wire.committed(b"ta", 6, 8), wire.INITIALIZED), wire.resolved(1, [7], 9))
@@ -251,8 +251,8 @@ def test_a_region_that_moves_is_followed_by_its_new_store() -> None:
 
 
 def test_tls_on_both_sides(tmp_path: Path) -> None:
-    server, mine, strangers = both_sides(tmp_path)
-    with rig(credentials=server, tls=mine) as r:
+    server, own, strangers = both_sides(tmp_path)
+    with rig(credentials=server, tls=own) as r:
         r.make_ready()
     with rig(credentials=server, tls=strangers) as r:
         r.poll_until(lambda: r.refused)

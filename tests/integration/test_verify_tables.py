@@ -26,10 +26,10 @@ DATABASE = "shop"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
-    with served_log(tmp_path_factory.mktemp("verify")) as made:
-        made.log.activate().seed()
-        made.log.flush(recording_end())
-        yield made
+    with served_log(tmp_path_factory.mktemp("verify")) as new_log:
+        new_log.log.activate().seed()
+        new_log.log.flush(recording_end())
+        yield new_log
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def server(served: ServedLog, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def databases(served: ServedLog) -> list[str]:
     with connect(served.url) as client:
-        return [found["database"] for found in client.tenant(1, 1).databases()]
+        return [database["database"] for database in client.tenant(1, 1).databases()]
 
 
 @contextmanager
@@ -74,11 +74,11 @@ def verify(served: ServedLog, server: str) -> dict[str, TableResult]:
 
 def test_equal_tables_are_equal_and_rows_that_differ_are_named(served: ServedLog, server: str) -> None:
     """All types of columns are among them."""
-    found = verify(served, server)
-    assert not [(name, r.problem, r.first) for name, r in found.items() if not r.equal]
-    assert len(found) > 70
-    assert sum(r.log_rows for r in found.values()) == sum(r.database_rows for r in found.values()) > 1000
-    rows = found["shop.acct"].log_rows
+    results = verify(served, server)
+    assert not [(name, r.problem, r.first) for name, r in results.items() if not r.equal]
+    assert len(results) > 70
+    assert sum(r.log_rows for r in results.values()) == sum(r.database_rows for r in results.values()) > 1000
+    rows = results["shop.acct"].log_rows
     with open_server(server) as sql, sql.cursor() as cursor:
         cursor.execute("SELECT id FROM shop.acct ORDER BY id")
         ids = [int(number) for (number,) in cursor.fetchall()]
@@ -115,16 +115,16 @@ def test_columns_and_tables_of_one_side_are_named(served: ServedLog, server: str
         cursor.execute("ALTER TABLE shop.acct DROP COLUMN owner")
     at_port = ("--tidb", f"127.0.0.1:{make_url(server).port}", "--no-snapshot", "--as-of", str(recording_end()))
 
-    def found(name: str, tables: str) -> dict[str, str]:
+    def results(name: str, tables: str) -> dict[str, str]:
         command = ("verify", *at_port, "--tables", tables, "--url", served.url, "--json")
         with TiStreamProcess(*command, log=tmp_path / name) as process:
             assert process.wait(60) == 1, process.output()
             lines = process.output().splitlines()
         return {row["table"]: row["result"] for row in json.loads("".join(x for x in lines if x[:1] in "[{]} "))}
 
-    assert found("both.log", "shop.acct,shop.lost*,shop_lost.*") == {
+    assert results("both.log", "shop.acct,shop.lost*,shop_lost.*") == {
         "shop.acct": "the cluster's table has no column owner, the log's table has no column lost",
         "shop.lost": "the log has no such table",
         "shop_lost.t": "the log has no such table",
     }
-    assert found("one.log", "shop_lost.*") == {"shop_lost.t": "the log has no such table"}
+    assert results("one.log", "shop_lost.*") == {"shop_lost.t": "the log has no such table"}
