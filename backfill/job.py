@@ -56,16 +56,16 @@ from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.handover import hand_over, take_tasks
+from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.tasks import get_task
-from tistream.catalog.work.workers import heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
 from tistream.ids import Tenant
-from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Backoff, Repeating
+from tistream.runtime.service import Backoff
 
 log = structlog.get_logger(__name__)
 
@@ -340,19 +340,16 @@ class Ownership:
     def __init__(self, catalog: Catalog, tenant: Tenant, clock: Clock) -> None:
         self.worker_id = f"replay-{tenant.cluster_id}-{tenant.tenant_id}"
         self._catalog, self._tenant = catalog, tenant
-        self._incarnation = 0
-        self._heartbeat = Repeating(
-            f"{self.worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock
-        )
+        self._heartbeat = Heartbeat(catalog, clock, self.worker_id, WorkerKind.REPLAY)
 
     def __enter__(self) -> Self:
-        self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.REPLAY, "")
+        self._heartbeat.register()
         self._heartbeat.start()
         return self
 
     def take(self) -> list[TaskRow]:
         """Take the tenant's tasks that are not stopped, under new epochs."""
-        return take_tasks(self._catalog, self._tenant, self.worker_id, self._incarnation)
+        return take_tasks(self._catalog, self._tenant, self.worker_id, self._heartbeat.incarnation)
 
     def check(self) -> None:
         """Fenced when another replay has started. Only saves work: epochs guard the hand-over."""
@@ -360,14 +357,7 @@ class Ownership:
             raise Fenced("another replay of this tenant has started", worker_id=self.worker_id)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._heartbeat.stop()
-        try:
-            retire_worker(self._catalog, self.worker_id, self._incarnation)
-        except CatalogUnavailable as e:
-            log.warning("replay not retired, its lease will expire", error=str(e))
-
-    def _beat(self) -> None:
-        heartbeat(self._catalog, self.worker_id, self._incarnation)
+        self._heartbeat.retire()
 
 
 class ReplayWork:

@@ -24,11 +24,11 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, JobRow, JobState
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work import jobs
+from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.jobs import lease
-from tistream.catalog.work.workers import heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
-from tistream.limits import HEARTBEAT_MS, JOB_LEASE_MS, JOB_RENEW_MS
+from tistream.limits import JOB_LEASE_MS, JOB_RENEW_MS
 from tistream.model.problem import Problem
 from tistream.runtime.service import Backoff, Repeating
 
@@ -192,12 +192,11 @@ class MaintenanceWorker:
     ) -> None:
         """`executors`: the jobs that it takes, by the least executor that they need. `slots`: jobs at once."""
         self.name = name
-        self._catalog, self._clock, self._work, self._kind = catalog, clock, work, kind
+        self._catalog, self._clock, self._work = catalog, clock, work
         self._executors, self._kinds, self._stop_s = executors, kinds, stop_s
-        self._incarnation = 0
-        self._registered, self._stopping = threading.Event(), threading.Event()
+        self._stopping = threading.Event()
         self._runs: dict[int, JobRun] = {}  # by slot
-        self._heartbeat = Repeating(f"{name}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
+        self._heartbeat = Heartbeat(catalog, clock, name, kind, step=self._beat)
         self._slots = [
             Repeating(f"{name}/slot {n}", partial(self._round, n), interval_s=poll_s, clock=clock, lasting=True)
             for n in range(slots)
@@ -222,12 +221,7 @@ class MaintenanceWorker:
             slot.stop(max(0.0, deadline_s - self._clock.monotonic()))
         for run in list(self._runs.values()):
             self._give_back(run)
-        self._heartbeat.stop()
-        if self._incarnation and not self._heartbeat.crashed:
-            try:
-                retire_worker(self._catalog, self.name, self._incarnation)
-            except TiStreamError as e:
-                log.warning("could not retire, the lease will expire", worker=self.name, error=str(e))
+        self._heartbeat.retire()
 
     def problems(self) -> list[Problem]:
         return [problem for part in (self._heartbeat, *self._slots) for problem in part.problems()]
@@ -242,21 +236,18 @@ class MaintenanceWorker:
         return [run.job for run in list(self._runs.values())]
 
     def _beat(self) -> None:
-        if self._incarnation:
-            heartbeat(self._catalog, self.name, self._incarnation)
-            return
-        self._incarnation = register_worker(self._catalog, self.name, self._kind, "")
-        self._registered.set()
-        for slot in self._slots:
-            slot.wake()
+        if self._heartbeat.beat():
+            for slot in self._slots:
+                slot.wake()
 
     def _round(self, slot: int) -> None:
         """Run the jobs that are due, one after the other."""
         if self._heartbeat.crashed:
             self._stopping.set()
-            raise Fenced("this incarnation of the worker has ended", worker_id=self.name)
-        while self._registered.is_set() and not self._stopping.is_set():
-            job = lease(self._catalog, f"{self.name}/{self._incarnation} {slot}", self._executors, kinds=self._kinds)
+            raise self._heartbeat.ended()
+        incarnation = self._heartbeat.incarnation
+        while incarnation and not self._stopping.is_set():
+            job = lease(self._catalog, f"{self.name}/{incarnation} {slot}", self._executors, kinds=self._kinds)
             if job is None:
                 return
             run = self._runs[slot] = JobRun(self._catalog, self._clock, job)

@@ -28,13 +28,13 @@ from dispatcher.tenant_pool import TenantPool
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
-from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, FeedUnavailable, StoreUnavailable
+from tistream.errors import FeedUnavailable, StoreUnavailable
 from tistream.feed.protocol import FeedRequest, Wake
 from tistream.ids import Tenant
-from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS, PREFETCH_FILES_MAX
+from tistream.limits import CLOCK_SKEW_MAX_MS, PREFETCH_FILES_MAX
 from tistream.model.problem import Problem
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
@@ -91,8 +91,6 @@ class DispatcherWorker:
         self._reclaims = TenantPool(RECLAIM_THREADS, 1, f"{worker_id}-reclaim", clock)
         self._reclaiming: set[Tenant] = set()  # a round of theirs runs
         self._lock = threading.Lock()
-        self._incarnation: int | None = None
-        self._registering = threading.Lock()
         self._owned: dict[_StoreKey, StoreRow] = {}
         self._tails: dict[_StoreKey, Tail] = {}
         self._noted: dict[_StoreKey, int] = {}
@@ -101,17 +99,14 @@ class DispatcherWorker:
         self._stopped = threading.Event()
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by `refresh`; immutable
-        self._sent_report: WorkerReport | None = None  # the last one sent with a heartbeat
         self._stores: Containment[_Step] = Containment(worker_id, clock, name=_name)
         self._reclaimer = Reclaimer(catalog, store, self._deletes, self._stopped.is_set)
         self._reclaim_s = reclaim_s
-        self._heartbeats = Repeating(
-            f"{worker_id}/heartbeat", self._heartbeat, interval_s=HEARTBEAT_MS / 1000, clock=clock
-        )
+        self._heartbeat = Heartbeat(catalog, clock, worker_id, self.kind, address, step=self._beat)
         self._threads = ServiceGroup(
             worker_id,
             (
-                self._heartbeats,
+                self._heartbeat,
                 Repeating(f"{worker_id}/refresh", self._refresh, interval_s=REFRESH_S, clock=clock),
                 Repeating(f"{worker_id}/reclaim", self.reclaim, interval_s=reclaim_s, clock=clock),
             ),
@@ -132,11 +127,7 @@ class DispatcherWorker:
         self._threads.stop()
         for pool in (self._reclaims, self._deletes, self._reads):
             pool.close()
-        if self._incarnation is not None:
-            try:
-                retire_worker(self._catalog, self.worker_id, self._incarnation)
-            except CatalogUnavailable as e:
-                log.warning("could not retire, the lease will expire", error=str(e))
+        self._heartbeat.retire()
 
     @property
     def kind(self) -> WorkerKind:
@@ -144,8 +135,7 @@ class DispatcherWorker:
 
     def begin_drain(self) -> None:
         """Ask for the stores to be moved off, a few at a time; until then they are served."""
-        if self._incarnation is not None:
-            drain_worker(self._catalog, self.worker_id, self._incarnation)
+        self._heartbeat.drain()
 
     def drained(self) -> bool:
         return count_stores_of(self._catalog, self.worker_id) == 0
@@ -168,7 +158,7 @@ class DispatcherWorker:
 
     def lease_age_s(self) -> float | None:
         """Seconds since the last successful heartbeat; None before the first."""
-        return self._heartbeats.succeeded_age_s
+        return self._heartbeat.succeeded_age_s
 
     def measured(self) -> list[metrics.Metric]:
         with self._lock:
@@ -241,17 +231,10 @@ class DispatcherWorker:
         self._report = self._reporter.look(owned, tails, shown, self._clock.monotonic())
 
     def _assigned(self) -> list[StoreRow]:
-        assigned = stores_of_dispatcher(self._catalog, self.worker_id, self._registered())
+        assigned = stores_of_dispatcher(self._catalog, self.worker_id, self._heartbeat.register())
         if assigned.database_ms is not None:
             self._time.note(assigned.database_ms)
         return assigned.stores
-
-    def _registered(self) -> int:
-        """The incarnation of this process; the first call registers it."""
-        with self._registering:
-            if self._incarnation is None:
-                self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.DISPATCHER, self.address)
-            return self._incarnation
 
     def reclaim(self) -> None:
         """Delete consumed files of its stores, and now and then sweep leftovers; each store contained. A tenant whose
@@ -280,7 +263,7 @@ class DispatcherWorker:
     ) -> None:
         try:
             for key, row in stores:
-                if self._stopped.is_set() or self._heartbeats.crashed:
+                if self._stopped.is_set() or self._heartbeat.crashed:
                     return
                 self._contained((key, "reclaim"), partial(self._reclaim_store, key, row))
         except Exception as e:  # noqa: BLE001 - raised by the round
@@ -305,10 +288,8 @@ class DispatcherWorker:
             fruitless = -1 if self._reclaimer.reclaim(row, tail) else fruitless
         self._fruitless[key] = fruitless + 1
 
-    def _heartbeat(self) -> None:
-        incarnation, report = self._registered(), self._report
-        heartbeat(self._catalog, self.worker_id, incarnation, None if report is self._sent_report else report)
-        self._sent_report = report
+    def _beat(self) -> None:
+        self._heartbeat.beat(self._report)
 
     def _tail(self, row: StoreRow) -> Tail:
         key = row.tenant, row.store_id
@@ -332,7 +313,7 @@ class DispatcherWorker:
         """FeedUnavailable unless this dispatcher serves the store, Fenced unless the worker owns the task."""
         if self._stopped.is_set():
             raise FeedUnavailable("the dispatcher has stopped", dispatcher=self.worker_id)
-        if self._heartbeats.crashed:
+        if self._heartbeat.crashed:
             raise FeedUnavailable("a newer incarnation of this dispatcher is registered", dispatcher=self.worker_id)
         if (request.tenant, request.store_id) not in self._owned:
             raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant), asked=self.worker_id)

@@ -25,12 +25,11 @@ from replicator.core.turns import Turns
 from replicator.lane_run import AGAIN_S, LaneRun, Open, OpenLetters
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.lanes import LaneRow, give_up_lane, lanes_of
-from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Tenant
-from tistream.limits import HEARTBEAT_MS
 from tistream.model.problem import Problem
 from tistream.runtime.service import Repeating
 
@@ -67,14 +66,13 @@ class ReplicationWorker:
         self._services, self._open, self._rand = services, open_destination, rand or random.Random()
         self._catalog: Catalog = services.catalog
         self._clock: Clock = services.clock
-        self._incarnation = 0
         self._lock = threading.Lock()
         self._runs: dict[int, LaneRun] = {}
         self._turns = Turns(slots)  # of the runs
         self._ended: set[int] = set()  # runs to end instead of their next turns
         self._released: dict[int, _Released] = {}  # by lane: the last ownership that ended here
         self._served: dict[Tenant, tuple[float, Served]] = {}
-        self._heartbeat = Repeating(f"{name}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=self._clock)
+        self._heartbeat = Heartbeat(self._catalog, self._clock, name, self.kind, step=self._beat)
         self._lanes = Repeating(f"{name}/lanes", self._look, interval_s=look_s, clock=self._clock, lasting=True)
         self._slots = [
             Repeating(f"{name}/slot {n}", self._round, interval_s=AGAIN_S, clock=self._clock, lasting=True)
@@ -104,20 +102,15 @@ class ReplicationWorker:
         for run in list(self._runs.values()):
             self._end(run)
         self._runs.clear()
-        if self._incarnation and not self._heartbeat.crashed:
-            try:
-                retire_worker(self._catalog, self.name, self._incarnation)
-            except TiStreamError as e:
-                log.warning("could not retire, the lease will expire", worker=self.name, error=str(e))
+        self._heartbeat.retire()
 
     def begin_drain(self) -> None:
         """Ask for the lanes to be moved to other workers."""
-        if self._incarnation:
-            drain_worker(self._catalog, self.name, self._incarnation)
+        self._heartbeat.drain()
 
     def drained(self) -> bool:
         """Whether no lane is left."""
-        return not lanes_of(self._catalog, self.name, self._incarnation)
+        return not lanes_of(self._catalog, self.name, self._heartbeat.incarnation)
 
     def problems(self) -> list[Problem]:
         problems = [p for part in (self._heartbeat, self._lanes, *self._slots) for p in part.problems()]
@@ -128,20 +121,17 @@ class ReplicationWorker:
         return self._heartbeat.succeeded_age_s
 
     def _beat(self) -> None:
-        if self._incarnation:
-            heartbeat(self._catalog, self.name, self._incarnation)
-            return
-        self._incarnation = register_worker(self._catalog, self.name, WorkerKind.REPLICATE, "")
-        self._lanes.wake()
+        if self._heartbeat.beat():
+            self._lanes.wake()
 
     def _look(self) -> None:
         """Start the runs of new lanes, and mark those that are over."""
         if self._heartbeat.crashed:
-            raise Fenced("this incarnation of the worker has ended", worker_id=self.name)
-        if not self._incarnation:
+            raise self._heartbeat.ended()
+        if not self._heartbeat.incarnation:
             return
         asked_s = self._clock.monotonic()
-        jobs = {job.lane.lane_id: job for job in lanes_of(self._catalog, self.name, self._incarnation)}
+        jobs = {job.lane.lane_id: job for job in lanes_of(self._catalog, self.name, self._heartbeat.incarnation)}
         answered_s = self._clock.monotonic()
         for lane_id, run in list(self._runs.items()):
             job = jobs.get(lane_id)

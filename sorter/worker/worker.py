@@ -41,16 +41,16 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.quarantines import Decisions, decisions
 from tistream.catalog.work.stores import stores_of_tenants
 from tistream.catalog.work.tasks import count_tasks_of, stop_task
-from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import Fenced, TaskStopped, TiStreamError
 from tistream.feed.protocol import Feed
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
+from tistream.limits import FEED_QUEUE_BATCHES_MAX
 from tistream.model.problem import Problem
 from tistream.model.task_state import TaskState
 from tistream.objectstore.protocol import ObjectStore
@@ -94,8 +94,6 @@ class SorterWorker:
         self._catalog = catalog
         self._store = store
         self._clock = clock
-        self._address = address
-        self._incarnation = 0
         self._publisher: Publisher | None = None
         self._runners: dict[int, TaskRunner] = {}
         self._tenants: dict[Tenant, list[TaskRunner]] = {}  # the same runners; no empty lists
@@ -125,9 +123,8 @@ class SorterWorker:
         self._next_report_s = 0.0
         self._reporter = Reporter()
         self._report: WorkerReport | None = None  # made by the loop; immutable
-        self._sent_report: WorkerReport | None = None  # the last one sent with a heartbeat
         self._check = Activity(self._activities, "watermarks", CHECK_INTERVAL_S, clock, pauses=CHECK_PAUSES)
-        self._heartbeat = Repeating(f"{worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
+        self._heartbeat = Heartbeat(catalog, clock, worker_id, self.kind, address, step=self._beat)
         self._loop = Repeating(
             f"{worker_id}/loop", self._round, interval_s=min(ROUND_INTERVAL_S, flush_interval_s), clock=clock
         )
@@ -142,7 +139,7 @@ class SorterWorker:
     @property
     def ready(self) -> bool:
         """Whether it is registered and has read its assignments."""
-        return self._incarnation > 0 and self._reconciled.is_set() and not self._loop.crashed
+        return self._heartbeat.incarnation > 0 and self._reconciled.is_set() and not self._loop.crashed
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         return self._heartbeat.wait_until_ready(timeout_s) and self._reconciled.wait(timeout_s) and self.ready
@@ -182,9 +179,8 @@ class SorterWorker:
     def begin_drain(self) -> None:
         """Ask for the tasks to be moved off, a few at a time; until then they keep running. State is saved often, so
         that the next owner replays little."""
-        if self._incarnation:
-            drain_worker(self._catalog, self.name, self._incarnation)
-            self._save.every(DRAIN_SNAPSHOT_S)
+        self._heartbeat.drain()
+        self._save.every(DRAIN_SNAPSHOT_S)
 
     def drained(self) -> bool:
         return count_tasks_of(self._catalog, self.name) == 0
@@ -219,30 +215,24 @@ class SorterWorker:
     def _beat(self) -> None:
         if self._loop.crashed:
             raise TiStreamError("the loop has stopped; the lease will expire", worker_id=self.name)
-        if self._incarnation:
-            report = self._report
-            heartbeat(self._catalog, self.name, self._incarnation, None if report is self._sent_report else report)
-            self._sent_report = report
-            return
-        incarnation = register_worker(self._catalog, self.name, WorkerKind.SORTER, self._address)
-        self._publisher = Publisher(self._catalog, self._store, self.name, incarnation)
-        self._incarnation = incarnation
-        self._loop.wake()
+        if self._heartbeat.beat(self._report):
+            self._publisher = Publisher(self._catalog, self._store, self.name, self._heartbeat.incarnation)
+            self._loop.wake()
 
     def _round(self) -> None:
         if self._heartbeat.crashed:
             with self._state:
                 self._drop_all()
-            raise Fenced("this incarnation of the worker has ended", worker_id=self.name, incarnation=self._incarnation)
-        if not self._incarnation:
+            raise self._heartbeat.ended()
+        if self._publisher is None:
             return
         with self._state:
             self._refresh.run_if_due(self._reconcile)
             busy = self._take_batches()
-            if self._publisher is not None and self._flushing.is_busy(self._publisher):
+            if self._flushing.is_busy(self._publisher):
                 self._flush.run_soon()
             self._flush.run_if_due(self._write_out)
-            busy = busy or (self._publisher is not None and self._flushing.is_busy(self._publisher))
+            busy = busy or self._flushing.is_busy(self._publisher)
             if self._memory is not None and self._memory.is_due():
                 self._eviction.run_soon()
                 self._eviction.run_if_due(self._evict)
@@ -276,7 +266,7 @@ class SorterWorker:
     def _reconcile(self) -> None:
         """Start and stop runners as the catalog says, each contained."""
         self._stopping = [runner for runner in self._stopping if runner.is_stopping]
-        owned = self._owned.look(self.name, self._incarnation, is_here=self._is_here)
+        owned = self._owned.look(self.name, self._heartbeat.incarnation, is_here=self._is_here)
         for task_id, runner in list(self._runners.items()):
             row = owned.get(task_id)
             gone = row is None or row.epoch != runner.row.epoch or row.error is not None
@@ -419,14 +409,11 @@ class SorterWorker:
 
     def _finish(self) -> None:
         """Last flush and snapshot of an orderly stop; retire even if they fail."""
-        for step in (self._write_all, self._save_all, self._retire):
+        for step in (self._write_all, self._save_all, self._heartbeat.retire):
             try:
                 step()
             except TiStreamError as e:
                 log.warning("could not finish cleanly; the next owner replays", worker=self.name, error=str(e))
-
-    def _retire(self) -> None:
-        retire_worker(self._catalog, self.name, self._incarnation)
 
     def _step(self, task_id: int, name: str, step: Callable[[], None]) -> bool:
         """Run one step of a task, contained; whether it ran and succeeded. Fenced drops the task."""

@@ -330,8 +330,8 @@ def test_a_second_life_of_the_same_name_silences_the_first(world: World) -> None
     stream = subscribed(worker, world.request())
     assert stream.next(5) is not None
     register_worker(world.catalog, "d1", "dispatcher", "")
-    worker._heartbeats.wake()
-    worker._heartbeats._thread.join(10)  # type: ignore[union-attr]
+    worker._heartbeat.wake()
+    worker._heartbeat._thread.join(10)  # type: ignore[union-attr]
     with pytest.raises(FeedUnavailable):
         stream.next(0)
     assert [problem.fatal for problem in worker.problems()] == [True]
@@ -390,7 +390,7 @@ def test_a_file_ahead_of_the_database_clock_is_held_and_named(world: World) -> N
 
 
 def test_heartbeats_report_stores_and_draining_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatcher.worker.HEARTBEAT_MS", 20)
+    monkeypatch.setattr("tistream.catalog.work.heartbeat.HEARTBEAT_MS", 20)
     monkeypatch.setattr("dispatcher.worker.REFRESH_S", 0.02)
     world.put(1, 2)
     worker = world.worker(start=True)

@@ -345,7 +345,7 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
 
 
 def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sorter.worker.worker.HEARTBEAT_MS", 20)
+    monkeypatch.setattr("tistream.catalog.work.heartbeat.HEARTBEAT_MS", 20)
     monkeypatch.setattr("sorter.worker.worker.CHECK_INTERVAL_S", 0.02)
     bench.assigned("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)

@@ -133,7 +133,7 @@ def test_a_dispatcher_round_is_one_statement_and_one_for_each_changed_store(cata
         worker._refresh()
     assert log.count == 2 + stores, "the largest cut_ts of each store is written once"
     with log:
-        worker._heartbeat()
+        worker._beat()
     assert log.count == 1
     worker.stop()
 

@@ -14,13 +14,12 @@ import structlog
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.workers import WorkerKind
-from tistream.catalog.work.workers import forget_presences, heartbeat, leave, register_worker
+from tistream.catalog.work.heartbeat import Heartbeat
+from tistream.catalog.work.workers import forget_presences, leave
 from tistream.cli.startup import process_name
 from tistream.clock import Clock
 from tistream.errors import Fenced, TiStreamError
-from tistream.limits import HEARTBEAT_MS
 from tistream.model.problem import Problem
-from tistream.runtime.service import Repeating
 
 log = structlog.get_logger(__name__)
 
@@ -52,14 +51,13 @@ class Presence:
         """`interrupts`: a refused heartbeat interrupts the main thread, as Ctrl-C does."""
         self.name, self._interrupts = name, interrupts
         self.refused: Fenced | None = None
-        self._catalog, self._clock, self._kind = catalog, clock, kind
-        self._incarnation = 0
+        self._catalog, self._clock = catalog, clock
         self._forgot_s = 0.0
-        self._heartbeat = Repeating(f"{name}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
+        self._heartbeat = Heartbeat(catalog, clock, name, kind, step=self._beat)
 
     def start(self) -> None:
         """Register, and raise when that is refused: before the process does anything else."""
-        self._incarnation = register_worker(self._catalog, self.name, self._kind, "")
+        self._heartbeat.register()
         self._heartbeat.start()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
@@ -67,9 +65,9 @@ class Presence:
 
     def stop(self) -> None:
         self._heartbeat.stop()
-        if self._incarnation and not self._heartbeat.crashed:
+        if self._heartbeat.incarnation and not self._heartbeat.crashed:
             try:
-                leave(self._catalog, self.name, self._incarnation)
+                leave(self._catalog, self.name, self._heartbeat.incarnation)
             except TiStreamError as e:
                 log.warning("could not leave, the row will be forgotten", worker=self.name, error=str(e))
 
@@ -78,7 +76,7 @@ class Presence:
 
     def _beat(self) -> None:
         try:
-            heartbeat(self._catalog, self.name, self._incarnation)
+            self._heartbeat.beat()
         except Fenced as e:
             self.refused = e
             if self._interrupts:

@@ -75,7 +75,7 @@ class Repeating:
     """One supervised thread that runs `step` every `interval_s` seconds."""
 
     def __init__(
-        self, name: str, step: Callable[[], None], *, interval_s: float, clock: Clock, lasting: bool = False
+        self, name: str, step: Callable[[], object], *, interval_s: float, clock: Clock, lasting: bool = False
     ) -> None:
         """`lasting`: no error ends the thread."""
         self.name, self._lasting = name, lasting
