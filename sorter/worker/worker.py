@@ -193,7 +193,7 @@ class SorterWorker:
         problems += [row.problem() for row in self._quarantines.open]
         problems += [
             Problem(source=f"task {task_id}", code=TaskStopped.code, message=why)
-            for task_id, why in self._stopped.items()
+            for task_id, why in list(self._stopped.items())
             if task_id not in self._runners
         ]
         return problems + [p for runner in list(self._runners.values()) for p in runner.problems()]

@@ -9,6 +9,7 @@ import pytest
 
 from sorter.core import eviction
 from sorter.worker import inbox
+from sorter.worker.runner import TaskRunner
 from sorter.worker.spill import Spill
 from tests.kit.sorter_bench import TENANT, Bench, change, expected
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
@@ -230,6 +231,20 @@ def test_an_undecided_commit_raises_the_resubscribe_id_and_holds_the_task(bench:
     bench.put(3, whole, upto=40, checkpoint_ts=14)
     bench.wait_for_durable_ts(40)
     assert bench.served() == [expected(b"a", 11, 15, b"two")]
+
+
+def test_problems_can_be_listed_while_a_task_stops(bench: Bench) -> None:
+    """A probe lists them on its thread, at any moment of the loop."""
+    worker = bench.worker("s1")
+    worker.stop()
+
+    class Stopping(dict[int, TaskRunner]):
+        def __contains__(self, task_id: object) -> bool:
+            worker._stopped[len(worker._stopped) + 1] = "by the loop"
+            return super().__contains__(task_id)
+
+    worker._stopped, worker._runners = {1: "before"}, Stopping()
+    assert [problem.message for problem in worker.problems()] == ["before"]
 
 
 def test_a_fenced_worker_stops_everything(bench: Bench) -> None:
