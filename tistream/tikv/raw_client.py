@@ -170,8 +170,9 @@ class RawClient:
             with ThreadPoolExecutor(min(self._limits.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
                 calls = [threads.submit(self._send, write, start, end) for start, end in parts]
             errors = [error for call in calls if (error := call.exception()) is not None]
-            if errors and not write.refused:  # all calls have ended
-                raise min(errors, key=lambda e: not isinstance(e, RawRefused))
+            refusals = [error for error in errors if isinstance(error, RawRefused)]
+            if errors and not write.refused:
+                raise (refusals or errors)[0]  # a refusal is final, the other errors may pass
         if write.refused:
             key, cause = min(write.refused)
             refusal = RawRefused(cause, key=key.hex())
