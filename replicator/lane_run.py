@@ -21,8 +21,10 @@ import structlog
 from destinations.letters.core.letter import letter_of
 from destinations.protocol import (
     DeadLetters,
+    DeadLetterUnavailable,
     Destination,
     DestinationRefused,
+    DestinationUnavailable,
     LeaseOver,
     NamesTaken,
     Plan,
@@ -31,6 +33,7 @@ from destinations.protocol import (
     together,
 )
 from reading.filters import part_name
+from reading.log.memory import ReadsFull
 from reading.served.position import Served
 from reading.served.services import Services
 from replicator.core.lane import Attempt, Barriers, Finish, LaneCore, Read, Stop, Wait
@@ -61,6 +64,7 @@ log = structlog.get_logger(__name__)
 
 AGAIN_S = 0.25  #: between two looks at the watermark
 _CURRENT_S = 900.0  # between two notes that a lane has all of the log; less when the log is held for a short time only
+_OF_LANE = DeadLetterUnavailable, DestinationUnavailable, ReadsFull  # other faults that pass are of the whole service
 _ROWS_OUT = metrics.ROWS.labels("replicator", "out")
 _BYTES_OUT = metrics.BYTES.labels("replicator", "out")
 
@@ -137,7 +141,7 @@ class LaneRun:
             return self._failed(e, now_s)
         except DestinationRefused as e:
             self._refused(e)
-            raise Fenced("the lane was divided") from e
+            raise Fenced("the lane was stopped or divided") from e
         except TsExpired as e:
             fail_replication(self._services.catalog, self.lane, self._way_out(e))
             raise Fenced("the changefeed is failed") from e
@@ -317,7 +321,7 @@ class LaneRun:
             "a stretch failed, retrying", tenant=str(lane.tenant), changefeed=lane.changefeed_id, lane=lane.number,
             pause_s=round(pause_s, 1), error=str(error),
         )  # fmt: skip
-        if error.kind is not ErrorKind.RETRY or error.code.startswith("TS-11"):  # the catalog's own cannot be recorded
+        if error.kind is not ErrorKind.RETRY or isinstance(error, _OF_LANE):
             fail_stretch(self._services.catalog, self.lane, shown(error))
         self.close()  # the next try opens new connections
         return pause_s
