@@ -44,11 +44,11 @@ class AnswerJudge:
         self.seen.add(operation)
         validator = _validators().get((operation, status))
         if validator is None:
-            found = ["there is no model of it"]
+            faults = ["there is no model of it"]
         else:
-            found = [f"{e.json_path}: {e.message[:300]}" for e in validator.iter_errors(json.loads(content))]
-        if found:
-            self.wrong.append(f"{operation}, {status}: {'; '.join(found[:5])}")
+            faults = [f"{e.json_path}: {e.message[:300]}" for e in validator.iter_errors(json.loads(content))]
+        if faults:
+            self.wrong.append(f"{operation}, {status}: {'; '.join(faults[:5])}")
             raise AssertionError(self.wrong[-1])
 
     def check(self) -> None:

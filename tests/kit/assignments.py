@@ -17,13 +17,13 @@ def assign_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: i
     tenant: Tenant | None = None
     with suppress(NotFound):  # that it is gone is for the call itself to notice
         tenant = get_task(catalog, task_id).tenant
-    wanted = [Assignment(task_id, worker_id, seen_epoch, tenant)]
-    return seen_epoch + 1 if assign_tasks(catalog, wanted, leader_epoch=leader_epoch) else None
+    assignments = [Assignment(task_id, worker_id, seen_epoch, tenant)]
+    return seen_epoch + 1 if assign_tasks(catalog, assignments, leader_epoch=leader_epoch) else None
 
 
 def assign_store(
     catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str, seen_epoch: int, leader_epoch: int
 ) -> int | None:
     """The store's new epoch; None when it was not assigned."""
-    wanted = [StoreAssignment(tenant, store_id, worker_id, seen_epoch)]
-    return seen_epoch + 1 if assign_stores(catalog, wanted, leader_epoch=leader_epoch) else None
+    assignments = [StoreAssignment(tenant, store_id, worker_id, seen_epoch)]
+    return seen_epoch + 1 if assign_stores(catalog, assignments, leader_epoch=leader_epoch) else None

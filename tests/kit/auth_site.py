@@ -62,8 +62,8 @@ class Site:
 
     def routes(self) -> list[tuple[str, str, APIRoute]]:
         """(method, address with parameters, route) of everything that is not open."""
-        found = [r for r in every_route(self.app) if isinstance(r, APIRoute)]
-        every = [(m, r.path, r) for r in found for m in sorted(r.methods or ())]
+        api_routes = [r for r in every_route(self.app) if isinstance(r, APIRoute)]
+        every = [(m, r.path, r) for r in api_routes for m in sorted(r.methods or ())]
         return [row for row in every if row[:2] not in OPEN and not row[1].startswith("/problems")]
 
 

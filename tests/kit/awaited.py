@@ -54,14 +54,14 @@ class Awaited(Generic[S]):
 
 def next_batches(stream: Awaited[FeedStream], count: int) -> list[FeedBatch]:
     """The next batches; waits while the dispatcher cannot be reached."""
-    found: list[FeedBatch] = []
+    batches: list[FeedBatch] = []
     deadline = time.monotonic() + LONG_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"not in time: {found}"
+    while len(batches) < count:
+        assert time.monotonic() < deadline, f"not in time: {batches}"
         with suppress(FeedUnavailable, ServiceRefused):
             batch = stream.next(0.2)
-            found += [batch] if batch is not None else []
-    return found
+            batches += [batch] if batch is not None else []
+    return batches
 
 
 def next_seqs(stream: Awaited[FeedStream], count: int) -> list[int]:

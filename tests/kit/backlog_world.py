@@ -137,9 +137,9 @@ class BacklogWorld:
         table = pa.concat_tables([COMMITTED.empty_table(), *parts])
         names = ("key", "commit_ts", "start_ts", "op", "value", "old_value")
         rows = [table[name].to_pylist() for name in names]
-        found = {(key, commit_ts): Change(*rest) for key, commit_ts, *rest in zip(*rows, strict=True)}
-        assert len(found) == table.num_rows, "a row is in the log twice"
-        return found
+        changes = {(key, commit_ts): Change(*rest) for key, commit_ts, *rest in zip(*rows, strict=True)}
+        assert len(changes) == table.num_rows, "a row is in the log twice"
+        return changes
 
     def durable_timestamps(self) -> list[int]:
         """Of all tasks."""
@@ -169,9 +169,9 @@ class BacklogWorld:
 
     def orphans(self) -> set[str]:
         """Those of them that no row names."""
-        found = self.objects()
-        states = object_states(self.catalog, found)
-        return {key for key in found if states.get(key) is not ObjectState.LIVE}
+        keys = self.objects()
+        states = object_states(self.catalog, keys)
+        return {key for key in keys if states.get(key) is not ObjectState.LIVE}
 
     def wait_for(self, upto: int) -> None:
         """Until every task is there."""

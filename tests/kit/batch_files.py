@@ -31,7 +31,7 @@ def subscriptions_of(
     """Rows and regions of a file. `order` is the order in which the regions rows stand; the rows keep theirs."""
     keys: list[bytes] = []
     regions: list[dict[str, Any]] = []
-    for number, (start, end, found) in enumerate(subscriptions, 1):
+    for number, (start, end, keys_of) in enumerate(subscriptions, 1):
         times = {
             "subscription_open_ts": 10,
             "subscription_ready_ts": 11,
@@ -39,8 +39,8 @@ def subscriptions_of(
             "resolved_ts": 20 + number,
         }
         where = {"region_id": number, "version": 1, "start_key": start, "end_key": end}
-        regions.append({**where, **times, "row_offset": len(keys), "row_count": len(found)})
-        keys += found
+        regions.append({**where, **times, "row_offset": len(keys), "row_count": len(keys_of)})
+        keys += keys_of
     if order is not None:
         regions = [regions[i] for i in order]
     return rows_of(keys), pa.RecordBatch.from_pylist(regions, schema=change.REGIONS)
@@ -52,9 +52,9 @@ def batch_bytes(key: BatchKey, subscriptions: Sequence[Subscription] = (), cut_t
     return encode_batch_file(key, cut_ts=cut_ts or 1000 + key.seq, rows=rows, regions=regions, write_id=f"w{key.seq}")
 
 
-def keys_in(rows: pa.RecordBatch, wanted: KeyRange) -> list[bytes]:
+def keys_in(rows: pa.RecordBatch, key_range: KeyRange) -> list[bytes]:
     """The keys of the rows in the range, one by one."""
-    return [key for key in rows.column("key").to_pylist() if key in wanted]
+    return [key for key in rows.column("key").to_pylist() if key in key_range]
 
 
 class InlineExecutor(Executor):

@@ -140,8 +140,8 @@ def begin(catalog: Catalog, tenant: Tenant, start_ts: int, *ranges: KeyRange) ->
 def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
     """A tenant with two data tasks and one DDL task, all unassigned; their ids in that order."""
     register_tenant(catalog, tenant)
-    wanted = [NewTask(kind="data", range=LOW), NewTask(kind="data", range=HIGH), NewTask(kind="ddl", range=DDL)]
-    assert activate_tenant(catalog, tenant, START, wanted)
+    tasks = [NewTask(kind="data", range=LOW), NewTask(kind="data", range=HIGH), NewTask(kind="ddl", range=DDL)]
+    assert activate_tenant(catalog, tenant, START, tasks)
     return [task.task_id for task in list_tasks(catalog, tenant)]
 
 

@@ -13,18 +13,18 @@ from tistream.tikv.channels import Tls
 def certificate(folder: Path, name: str, *, of: str = "IP:127.0.0.1", ca: Path | None = None) -> Path:
     """A certificate for this address or DNS name (`DNS:sorter`), signed by `ca`, or its own authority; its key lies
     beside it."""
-    made = folder / f"{name}.pem"
+    pem = folder / f"{name}.pem"
     signer = [] if ca is None else ["-CA", str(ca), "-CAkey", str(ca.with_suffix(".key"))]
-    place = ["-keyout", str(made.with_suffix(".key")), "-out", str(made), "-days", "2", "-subj", f"/CN={name}"]
+    place = ["-keyout", str(pem.with_suffix(".key")), "-out", str(pem), "-days", "2", "-subj", f"/CN={name}"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *place, *signer]
     subprocess.run([*command, "-addext", f"subjectAltName={of}"], check=True, capture_output=True)
-    return made
+    return pem
 
 
 def both_sides(folder: Path) -> tuple[grpc.ServerCredentials, Tls, Tls]:
     """A server that accepts clients with its own certificate; TLS of such a client, and of one without."""
-    made = certificate(folder, "both")
-    key, text = made.with_suffix(".key").read_bytes(), made.read_bytes()
+    pem = certificate(folder, "both")
+    key, text = pem.with_suffix(".key").read_bytes(), pem.read_bytes()
     server = grpc.ssl_server_credentials([(key, text)], root_certificates=text, require_client_auth=True)
     return server, Tls(ca=text, certificate=text, key=key), Tls(ca=text)
 

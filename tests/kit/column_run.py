@@ -127,12 +127,12 @@ class ColumnRun:
 
     def native(self, name: str) -> list[dict[str, Any]]:
         """The pages of `format=arrow` of one table."""
-        scope, found, at = Scope(tenant=TENANT, database="d", table=name), [], 0
+        scope, rows, at = Scope(tenant=TENANT, database="d", table=name), [], 0
         while True:
             page = arrow.native_page(self.history, self.rows.slice(at), scope, END)
-            found += pa.ipc.open_stream(page.content).read_all().to_pylist()
+            rows += pa.ipc.open_stream(page.content).read_all().to_pylist()
             if page.end == END:
-                return found
+                return rows
             at = sum(ts <= page.end for ts in self.rows["commit_ts"].to_pylist())
 
     def as_of(self, name: str, ts: int) -> tuple[Table, pa.RecordBatch | None]:
@@ -160,8 +160,8 @@ class ColumnRun:
 
 def doubted(source: ColumnSpec, target: ColumnSpec, values: pa.Array) -> Result:
     """A cast none of whose results is certain, in place of `reading.asof.core.columns.cast`."""
-    found, certain = cast(source, target, values)
-    return found, np.zeros_like(certain)
+    result, certain = cast(source, target, values)
+    return result, np.zeros_like(certain)
 
 
 def _info(id_: int, name: str, added: tuple[dict[str, Any], ...]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _info(id_: int, name: str, added: tuple[dict[str, Any], ...]) -> dict[str, A
 
 
 def _job(n: int, table_id: int, name: str, step: Ddl) -> ddl.Job:
-    found = ddl.parse_job(
+    job = ddl.parse_job(
         {
             "id": 1000 + n,
             "type": step.type,
@@ -193,8 +193,8 @@ def _job(n: int, table_id: int, name: str, step: Ddl) -> ddl.Job:
         start_ts=step.commit_ts - 1,
         commit_ts=step.commit_ts,
     )
-    assert found is not None
-    return found
+    assert job is not None
+    return job
 
 
 def _row(table_id: int, write: Write) -> dict[str, Any]:

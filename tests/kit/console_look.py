@@ -41,9 +41,9 @@ class Tabs:
 
     def context(self, scheme: Scheme = "light", width: int = 1280) -> BrowserContext:
         """With its own cookies."""
-        made = self.browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-        made.set_default_timeout(60_000)
-        return made
+        tabs = self.browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        tabs.set_default_timeout(60_000)
+        return tabs
 
     def watched(self, page: Page) -> Page:
         """The page, whose complaints are collected from now on."""
@@ -71,5 +71,5 @@ def look(page: Page, name: str, scheme: Scheme) -> None:
         page.set_viewport_size({"width": width, "height": 900})
         page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") == width, f"{name} sticks out at {width}"
-    found = Axe().run(page)
-    assert found.violations_count == 0, (name, found.generate_report())
+    report = Axe().run(page)
+    assert report.violations_count == 0, (name, report.generate_report())

@@ -129,7 +129,7 @@ class ControlHttp:
         tenant = self.control.tenant
         root = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/"
         matches = {n: re.fullmatch(re.escape(root) + p, handler.path) for n, m, p in _ROUTES if m == handler.command}
-        name, match = next(((n, found) for n, found in matches.items() if found), ("", None))
+        name, match = next(((n, matched) for n, matched in matches.items() if matched), ("", None))
         if match is None:
             _send(handler, 404, orjson.dumps({"detail": "there is no such route", "code": "TS-1010"}), {})
             return
@@ -187,13 +187,13 @@ class ControlHttp:
         return {
             "items": [
                 {
-                    "table_id": wanted.table_id,
-                    "database": wanted.name.partition(".")[0],
-                    "table": wanted.name.partition(".")[2],
-                    "ddl_ts": str(wanted.reads[0].ts - 1),
-                    "reads": [{"ts": str(r.ts), "physical_ids": list(r.physical_ids)} for r in wanted.reads],
+                    "table_id": seed.table_id,
+                    "database": seed.name.partition(".")[0],
+                    "table": seed.name.partition(".")[2],
+                    "ddl_ts": str(seed.reads[0].ts - 1),
+                    "reads": [{"ts": str(r.ts), "physical_ids": list(r.physical_ids)} for r in seed.reads],
                 }
-                for wanted in self.control.wanted_seeds()
+                for seed in self.control.wanted_seeds()
             ]
         }
 
@@ -209,8 +209,8 @@ class ControlHttp:
         return {"there": "same" if same else "other"}
 
     def _schemas(self) -> dict[str, Any]:
-        found = [(parse(info.key), info.size) for info in self._bucket.list(schema_snap_prefix(self.control.tenant))]
-        return {"items": [{"ts": str(k.ts), "bytes": size} for k, size in found if isinstance(k, SchemaSnapKey)]}
+        schemas = [(parse(info.key), info.size) for info in self._bucket.list(schema_snap_prefix(self.control.tenant))]
+        return {"items": [{"ts": str(k.ts), "bytes": size} for k, size in schemas if isinstance(k, SchemaSnapKey)]}
 
     def _schema(self, ts: int) -> bytes:
         return self._bucket.get(str(SchemaSnapKey(tenant=self.control.tenant, ts=ts)))

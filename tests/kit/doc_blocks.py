@@ -62,8 +62,8 @@ class Block:
 
     @property
     def title(self) -> str:
-        found = _INFO.fullmatch(self.info)
-        return (found[2] or "") if found else ""
+        match = _INFO.fullmatch(self.info)
+        return (match[2] or "") if match else ""
 
     @property
     def how(self) -> How:
@@ -80,11 +80,11 @@ class Block:
             return How.LEAVE
         if self.language == "python" and re.fullmatch(r"\w+\.py", self.title):
             return How.SAVE
-        known = {"": How.RUN, "In a terminal of its own": How.TERMINAL, "Until Ctrl-C": How.UNTIL_CTRL_C}
-        known["Each in a terminal of its own"] = How.TERMINAL
-        if self.title not in known or (self.language == "python" and self.title):
-            raise ValueError(f"line {self.line}: {self.title!r} is none of {[*known]} or {NOT_RUN!r} with a reason")
-        return known[self.title]
+        titles = {"": How.RUN, "In a terminal of its own": How.TERMINAL, "Until Ctrl-C": How.UNTIL_CTRL_C}
+        titles["Each in a terminal of its own"] = How.TERMINAL
+        if self.title not in titles or (self.language == "python" and self.title):
+            raise ValueError(f"line {self.line}: {self.title!r} is none of {[*titles]} or {NOT_RUN!r} with a reason")
+        return titles[self.title]
 
     @property
     def commands(self) -> bool:
@@ -96,8 +96,8 @@ def blocks_of(page: Path) -> list[Block]:
     """All fenced blocks of a page."""
     text = page.read_text("utf-8")
     return [
-        Block(line=text.count("\n", 0, found.start()) + 1, info=found[2].strip(), text=dedent(found[3]))
-        for found in _FENCE.finditer(text)
+        Block(line=text.count("\n", 0, fence.start()) + 1, info=fence[2].strip(), text=dedent(fence[3]))
+        for fence in _FENCE.finditer(text)
     ]
 
 

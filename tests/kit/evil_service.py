@@ -65,28 +65,28 @@ class Answers:
         ]
         self._routes.sort(key=lambda route: -len(route[1].pattern))  # `.../tenants` before `.../{name}`
 
-    def of(self, method: str, path: str, asked: str) -> tuple[int, str, bytes]:
+    def of(self, method: str, path: str, query: str) -> tuple[int, str, bytes]:
         """(status, media type, body). `asked`: the query, for its format."""
         if self._texts is Texts.NO_JSON:
             return 400, "text/plain", EVIL.encode()
         if self._texts is Texts.PROBLEM:
             return 400, "application/problem+json", json.dumps(_problem()).encode()
-        for known, pattern, operation in self._routes:
-            if known == method and pattern.fullmatch(path):
-                return self._answer(operation, asked)
+        for allowed, pattern, operation in self._routes:
+            if allowed == method and pattern.fullmatch(path):
+                return self._answer(operation, query)
         return 404, "application/problem+json", json.dumps(_problem()).encode()
 
-    def _answer(self, operation: dict[str, Any], asked: str) -> tuple[int, str, bytes]:
+    def _answer(self, operation: dict[str, Any], query: str) -> tuple[int, str, bytes]:
         status, described = next((s, d) for s, d in operation["responses"].items() if s.startswith("2"))
         contents = described.get("content", {})
-        if "application/x-ndjson" in contents and "format=json" not in asked:
+        if "application/x-ndjson" in contents and "format=json" not in query:
             line = self._evil_in(json.loads(contents["application/x-ndjson"]["example"].splitlines()[0]))
             return int(status), "application/x-ndjson", _raw(line) + b"\n"
         if "application/json" not in contents:
             return int(status), "text/plain", EVIL.encode() if contents else b""
         body = self._evil_in(contents["application/json"]["example"])
         for words, more in _ASKED.items():
-            body |= self._evil_in(more) if words in asked else {}
+            body |= self._evil_in(more) if words in query else {}
         return int(status), "application/json", json.dumps(body).encode()
 
     def _evil_in(self, value: Any) -> Any:

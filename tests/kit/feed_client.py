@@ -115,12 +115,12 @@ class FeedClient:
         for key, commit_ts in self.versions:
             by_key.setdefault(key, []).append(commit_ts)
         checked = 0
-        for heard in self.all:
-            told = {(key, commit_ts) for _, key, _, commit_ts in heard.rows if commit_ts}
-            for key in by_key.irange(heard.range.start, heard.range.end or None, inclusive=(True, False)):
+        for registration in self.all:
+            versions = {(key, commit_ts) for _, key, _, commit_ts in registration.rows if commit_ts}
+            for key in by_key.irange(registration.range.start, registration.range.end or None, inclusive=(True, False)):
                 for commit_ts in by_key[key]:
-                    if heard.checkpoint_ts < commit_ts <= heard.resolved_ts:
-                        assert (key, commit_ts) in told, f"{key.hex()} at {commit_ts} on {heard.region}"
+                    if registration.checkpoint_ts < commit_ts <= registration.resolved_ts:
+                        assert (key, commit_ts) in versions, f"{key.hex()} at {commit_ts} on {registration.region}"
                         checked += 1
         return checked
 
@@ -152,16 +152,16 @@ class FeedClient:
         promised = min(ts for r, ts in self._promised if r.intersect(key_range))
         checkpoint_ts = self._rand.randint(self._start_ts, promised) if self._rand.random() < self._lag else promised
         self._numbers += 1
-        heard = Heard(store_id, self._numbers, region, key_range, checkpoint_ts)
-        self.living[heard.request_id, region.id] = heard
-        self.all.append(heard)
+        opened = Heard(store_id, self._numbers, region, key_range, checkpoint_ts)
+        self.living[opened.request_id, region.id] = opened
+        self.all.append(opened)
         if store_id not in self._requests:
             self._open(store_id, address)
         head = message(1, uint(1, self._pd.cluster_id) + octets(2, b"8.5.4"))
         epoch = message(3, uint(1, region.conf_ver) + uint(2, region.version))
         keys = octets(5, region_form(key_range.start)) + octets(6, region_form(key_range.end))
         body = (
-            head + uint(2, region.id) + epoch + uint(4, checkpoint_ts) + keys + uint(7, heard.request_id) + uint(8, 1)
+            head + uint(2, region.id) + epoch + uint(4, checkpoint_ts) + keys + uint(7, opened.request_id) + uint(8, 1)
         )
         self._requests[store_id].put(body + message(9, b""))
 
@@ -192,57 +192,57 @@ class FeedClient:
 
     def _hear(self, store_id: int, said: ChangeDataEvent) -> None:
         for event in said.events:
-            heard = self.living.get((event.request_id, event.region_id))
-            assert heard is not None, "an event behind its registration's end"
-            assert heard.store_id == store_id
-            self._hear_event(heard, event)
+            registration = self.living.get((event.request_id, event.region_id))
+            assert registration is not None, "an event behind its registration's end"
+            assert registration.store_id == store_id
+            self._hear_event(registration, event)
         if said.resolved is not None:
             for region_id in said.resolved.regions.tolist():
-                heard = self.living[said.resolved.request_id, region_id]
-                assert heard.ready
-                self.fell += said.resolved.ts < heard.resolved_ts
-                heard.resolved_ts = max(heard.resolved_ts, said.resolved.ts)
-                self._promise(heard)
+                registration = self.living[said.resolved.request_id, region_id]
+                assert registration.ready
+                self.fell += said.resolved.ts < registration.resolved_ts
+                registration.resolved_ts = max(registration.resolved_ts, said.resolved.ts)
+                self._promise(registration)
 
-    def _hear_event(self, heard: Heard, event: RegionEvent) -> None:
+    def _hear_event(self, registration: Heard, event: RegionEvent) -> None:
         if event.rows is not None:
             columns = (event.rows.column(n).to_pylist() for n in ("kind", "key", "start_ts", "commit_ts"))
             contents = (event.rows.column(n).to_pylist() for n in ("op", "value", "old_value"))
             for row in zip(*columns, *contents, strict=True):
-                heard.rows[row[:4]] += 1
-                assert row[1] in heard.range
-                self._row(heard, *row)
+                registration.rows[row[:4]] += 1
+                assert row[1] in registration.range
+                self._row(registration, *row)
         if event.initialized:
-            assert not heard.ready
-            heard.ready = True
-            assert not heard.early, "a commit without prewrite at INITIALIZED"
+            assert not registration.ready
+            registration.ready = True
+            assert not registration.early, "a commit without prewrite at INITIALIZED"
         if event.error is not None:
             assert event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST
             self.errors[event.error.kind] += 1
-            heard.error = event.error.kind
-            del self.living[heard.request_id, heard.region.id]
+            registration.error = event.error.kind
+            del self.living[registration.request_id, registration.region.id]
 
-    def _row(self, heard: Heard, kind: int, key: bytes, start_ts: int, commit_ts: int, *content: Any) -> None:
+    def _row(self, registration: Heard, kind: int, key: bytes, start_ts: int, commit_ts: int, *content: Any) -> None:
         lock = (key, start_ts)
         op, value, old_value = content
         if kind == RowKind.PREWRITE:
-            if lock in heard.early:
-                self._version(key, start_ts, heard.early.pop(lock), (op, value, old_value))
+            if lock in registration.early:
+                self._version(key, start_ts, registration.early.pop(lock), (op, value, old_value))
             else:
-                heard.prewrites[lock] = (op, value, old_value)
+                registration.prewrites[lock] = (op, value, old_value)
         elif kind == RowKind.COMMIT:
-            if lock in heard.prewrites:
-                self._version(key, start_ts, commit_ts, heard.prewrites[lock])
-                if heard.ready:
-                    del heard.prewrites[lock]
+            if lock in registration.prewrites:
+                self._version(key, start_ts, commit_ts, registration.prewrites[lock])
+                if registration.ready:
+                    del registration.prewrites[lock]
             else:
-                assert not heard.ready, "a commit without prewrite"
-                heard.early[lock] = commit_ts
+                assert not registration.ready, "a commit without prewrite"
+                registration.early[lock] = commit_ts
         elif kind == RowKind.COMMITTED:
-            heard.early.pop(lock, None)
+            registration.early.pop(lock, None)
             self._version(key, start_ts, commit_ts, (op, value, old_value))
-        elif heard.ready:
-            heard.prewrites.pop(lock, None)
+        elif registration.ready:
+            registration.prewrites.pop(lock, None)
 
     def _version(self, key: bytes, start_ts: int, commit_ts: int, content: Content) -> None:
         version = (key, commit_ts)
@@ -252,14 +252,14 @@ class FeedClient:
             self.start_of[version] = start_ts
         assert self.start_of[version] == start_ts
 
-    def _promise(self, heard: Heard) -> None:
+    def _promise(self, registration: Heard) -> None:
         """What lies below the resolved ts is complete, if it was complete up to the checkpoint."""
         out = []
         for key_range, promised in self._promised:
-            both = key_range.intersect(heard.range)
-            if both is None or promised < heard.checkpoint_ts or promised >= heard.resolved_ts:
+            both = key_range.intersect(registration.range)
+            if both is None or promised < registration.checkpoint_ts or promised >= registration.resolved_ts:
                 out.append((key_range, promised))
                 continue
-            out.append((both, heard.resolved_ts))
+            out.append((both, registration.resolved_ts))
             out += [(rest, promised) for rest in gaps(key_range, [both])]
         self._promised = out

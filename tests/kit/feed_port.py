@@ -101,13 +101,13 @@ class DispatchedStore:
         """A running dispatcher that owns the store."""
         timing = TailTiming(poll_s=0.02, retry_s=0.1)
         worker = DispatcherWorker(self.catalog, self.store, SystemClock(), name, timing=timing, cache_bytes=cache_bytes)
-        made = flight_dispatcher(self.catalog, worker)
-        self.dispatchers.append(made)
-        made.start()
-        assert made.wait_until_ready(10)
+        started = flight_dispatcher(self.catalog, worker)
+        self.dispatchers.append(started)
+        started.start()
+        assert started.wait_until_ready(10)
         store = (self.tenant, self.store_id)
         assert assign_store(self.catalog, *store, worker_id=name, seen_epoch=seen_epoch, leader_epoch=self.leader_epoch)
-        return made
+        return started
 
     def key(self, seq: int, incarnation: int = 1) -> BatchKey:
         return BatchKey(tenant=self.tenant, store_id=self.store_id, incarnation=incarnation, seq=seq)

@@ -215,12 +215,12 @@ class Maker:
             text, tables = rand.choice(TABLES)
             kinds = rand.sample(sorted(KINDS.values()), rand.randint(0, 1))
             given: dict[str, Any] = {"matcher": [text], "ignore-event": kinds}
-            asked: dict[str, Asked] = {}
+            conditions: dict[str, Asked] = {}
             for name in ("insert-", "update-old-", "update-new-", "delete-"):
                 if rand.random() < 0.3:
-                    given[f"ignore-{name}value-expr"], asked[name], _ = self.condition(1)
+                    given[f"ignore-{name}value-expr"], conditions[name], _ = self.condition(1)
             written.append(given)
-            case.ignored.append((tables, frozenset(kinds), asked))
+            case.ignored.append((tables, frozenset(kinds), conditions))
         case.given["event_filters"] = json.dumps(written)
 
     # ---- changes
@@ -256,15 +256,15 @@ class Maker:
         if depth == 0 or rand.random() < 0.4:
             return self._test()
         if rand.random() < 0.25:
-            text, asked, names = self.condition(depth - 1)
-            return f"NOT ({text})", lambda row: _not(asked(row)), names
+            text, inner, names = self.condition(depth - 1)
+            return f"NOT ({text})", lambda row: _not(inner(row)), names
         word = rand.choice(["AND", "OR"])
         parts = [self.condition(depth - 1) for _ in range(rand.randint(2, 3))]
         join = _every if word == "AND" else _some
         text = f" {word} ".join(f"({text})" for text, _, _ in parts)
         return (
             text,
-            lambda row: join([asked(row) for _, asked, _ in parts]),
+            lambda row: join([condition(row) for _, condition, _ in parts]),
             frozenset().union(*(n for _, _, n in parts)),
         )
 
@@ -352,31 +352,31 @@ def told(case: Case, *, filtered: bool) -> list[Told]:
     rows, shown = case.run.rows, None
     if filtered:
         chosen = parse_filter(case.given)
-        found = select_rows(chosen, case.run.history, rows, ALL)
-        assert not found.quarantined
-        rows, shown = found.rows, chosen.shown
+        selected = select_rows(chosen, case.run.history, rows, ALL)
+        assert not selected.quarantined
+        rows, shown = selected.rows, chosen.shown
     decoding = decode_rows(case.run.history, rows, ALL, *([shown] if shown else []))
     assert not decoding.quarantined
-    made = []
+    told_rows = []
     for part in decoding.changes:
         after, before = part.after.to_pylist(), part.before.to_pylist()
         for n, kind in enumerate(part.kind.tolist()):
             assert kind != DELETE or not any(value is not None for value in after[n].values())
             assert kind != INSERT or not any(value is not None for value in before[n].values())
-            made.append(
+            told_rows.append(
                 Told(
                     table=part.table.name, commit_ts=int(part.commit_ts[n]), kind=KINDS[kind],
                     after=None if kind == DELETE else after[n], before=None if kind == INSERT else before[n],
                 )
             )  # fmt: skip
-    return sorted(made, key=lambda each: each.commit_ts)
+    return sorted(told_rows, key=lambda each: each.commit_ts)
 
 
 def expected(case: Case) -> list[Told]:
     """The changes that pass, by the reference."""
     unknown = bool(case.run.rows["flags"].to_numpy().any())
-    found = (passing(case, each, unknown) for each in told(case, filtered=False))
-    return [each for each in found if each is not None]
+    changes = (passing(case, each, unknown) for each in told(case, filtered=False))
+    return [each for each in changes if each is not None]
 
 
 def passing(case: Case, each: Told, unknown: bool) -> Told | None:
@@ -384,13 +384,13 @@ def passing(case: Case, each: Told, unknown: bool) -> Told | None:
     if each.table not in case.tables:
         return None
     after, before = _comparable(each.after), _comparable(each.before)
-    for tables, kinds, asked in case.ignored:
+    for tables, kinds, conditions in case.ignored:
         if each.table in tables and (
             each.kind in kinds
-            or (each.kind == "insert" and _holds(asked.get("insert-"), after))
-            or (each.kind == "update" and _holds(asked.get("update-old-"), before))
-            or (each.kind == "update" and _holds(asked.get("update-new-"), after))
-            or (each.kind == "delete" and _holds(asked.get("delete-"), before))
+            or (each.kind == "insert" and _holds(conditions.get("insert-"), after))
+            or (each.kind == "update" and _holds(conditions.get("update-old-"), before))
+            or (each.kind == "update" and _holds(conditions.get("update-new-"), after))
+            or (each.kind == "delete" and _holds(conditions.get("delete-"), before))
         ):
             return None
     kind = each.kind if case.where is None else _moved(case, each.kind, after, before, unknown)
@@ -425,8 +425,8 @@ def _moved(case: Case, kind: str, after: Row | None, before: Row | None, unknown
     return {(True, True): "update", (True, False): "insert", (False, True): "delete"}.get((new, old), "nothing")
 
 
-def _holds(asked: Asked | None, row: Row | None) -> bool:
-    return asked is not None and row is not None and asked(row) is True
+def _holds(condition: Asked | None, row: Row | None) -> bool:
+    return condition is not None and row is not None and condition(row) is True
 
 
 def _comparable(image: Row | None) -> Row | None:

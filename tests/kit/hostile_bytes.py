@@ -123,8 +123,8 @@ def flatbuffer_texts(entries: int, chars: int) -> bytes:
 
 
 def _document() -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
-    return found
+    document: dict[str, Any] = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
+    return document
 
 
 def schema_with(tables: bytes, part: bytes, times: int, end: bytes) -> bytes:

@@ -159,7 +159,7 @@ class Operation:
     ) -> Hostile:
         places = {p["name"]: self._value(p) for p in self._parameters("path")} | dict(path or {})
         usual = [p for p in self._parameters("query") if p.get("required") or p["name"] in self.values]
-        asked = Asked(
+        request = Asked(
             method=self.method,
             path=re.sub(r"\{(\w+)\}", lambda m: places[m[1]], self.path),
             query=list({**{p["name"]: self._value(p) for p in usual}, **(query or {})}.items()),
@@ -168,16 +168,16 @@ class Operation:
         if body is None and self._shown_body:
             body = json.dumps(self._shown_body).encode()
         if body is not None:
-            asked = replace(asked, body=body, headers={**asked.headers, "content-type": JSON})
-        return Hostile(label=label, asked=asked, refused=refused)
+            request = replace(request, body=body, headers={**request.headers, "content-type": JSON})
+        return Hostile(label=label, asked=request, refused=refused)
 
     @property
     def _shown_body(self) -> Mapping[str, Any]:
         """The example."""
-        found: Mapping[str, Any] = (
+        body: Mapping[str, Any] = (
             self.described.get("requestBody", {}).get("content", {}).get(JSON, {}).get("example", {})
         )
-        return found
+        return body
 
     def _value(self, parameter: Mapping[str, Any]) -> str:
         name = parameter["name"]

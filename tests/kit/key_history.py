@@ -38,10 +38,10 @@ NOTHING = Answer(None, 0, 0, True)
 
 def answer(rows: list[Row], key: bytes, as_of: int) -> Answer:
     """By the definition, one row at a time."""
-    mine = [row for row in rows if row.key == key]
-    there = any(row.commit_ts == as_of for row in mine)
-    exact = there or not any(row.start_ts < as_of < row.commit_ts for row in mine)
-    newest = max((row for row in mine if row.commit_ts <= as_of), key=lambda row: row.commit_ts, default=None)
+    versions = [row for row in rows if row.key == key]
+    there = any(row.commit_ts == as_of for row in versions)
+    exact = there or not any(row.start_ts < as_of < row.commit_ts for row in versions)
+    newest = max((row for row in versions if row.commit_ts <= as_of), key=lambda row: row.commit_ts, default=None)
     if newest is None or newest.value is None or 0 < newest.expire_ts * 1000 <= tso.physical_ms(as_of):
         return NOTHING._replace(exact=exact)
     return Answer(newest.value, newest.commit_ts, newest.expire_ts, exact)
@@ -69,6 +69,6 @@ def table(rows: list[Row]) -> pa.Table:
     return pa.table({name: (columns | rest)[name] for name in COMMITTED.names}, schema=COMMITTED)
 
 
-def rows_of(found: pa.Table) -> list[Row]:
+def rows_of(log: pa.Table) -> list[Row]:
     """The opposite of `table`, of rows that have these columns."""
-    return [Row(*row.values()) for row in found.select(list(Row._fields)).to_pylist()]
+    return [Row(*row.values()) for row in log.select(list(Row._fields)).to_pylist()]

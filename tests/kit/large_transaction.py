@@ -60,9 +60,9 @@ def the_transaction(text: bytes, count: int) -> pa.Table:
 
 @contextmanager
 def built(folder: Any, rows: pa.Table) -> Iterator[ApiWorld]:
-    with api_world(folder, rows=rows, builder=partial(LogBuilder, rows_per_object=7)) as made:
-        made.log.build(1)
-        yield made
+    with api_world(folder, rows=rows, builder=partial(LogBuilder, rows_per_object=7)) as world:
+        world.log.build(1)
+        yield world
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, *, commit: int, body: int) -> None:

@@ -119,10 +119,10 @@ class LogBuilder:
         segments: dict[int, list[SegmentRow]] = {task.task_id: [] for task in due}
         for flushes in self._objects([(task.task_id, self._rows_of(task, upto)) for task in due]):
             key = CommittedKey(tenant=self.tenant, sorter="builder", incarnation=1, seq=next(self._file_numbers))
-            data, found = build_committed_file(key, flushes, f"write-{key.seq}")
+            data, infos_of_task = build_committed_file(key, flushes, f"write-{key.seq}")
             self.store.put(str(key), data)
             objects[str(key)] = len(data)
-            for task_id, infos in found.items():
+            for task_id, infos in infos_of_task.items():
                 segments[task_id] += [segment_in(str(key), info) for info in infos]
         advances = [
             TaskAdvance(
@@ -156,8 +156,8 @@ class LogBuilder:
         keep = pc.and_(keep, pc.greater_equal(rows["key"], task.range.start))
         if task.range.end:
             keep = pc.and_(keep, pc.less(rows["key"], task.range.end))
-        found = rows.filter(keep)
-        return found.take(pc.sort_indices(found, sort_keys=_IN_A_TABLE)).cast(change.COMMITTED).combine_chunks()
+        selected = rows.filter(keep)
+        return selected.take(pc.sort_indices(selected, sort_keys=_IN_A_TABLE)).cast(change.COMMITTED).combine_chunks()
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,10 @@ class Part:
         """How many of its rows the answer is made of."""
         if wants.reader.scope.tenant != self.tenant:
             return 0
-        mine = np.ones(len(self.tables), np.bool_) if wants.tables is None else np.isin(self.tables, [*wants.tables])
+        own = np.ones(len(self.tables), np.bool_) if wants.tables is None else np.isin(self.tables, [*wants.tables])
         if self.base_ts:
-            return int(mine.sum()) if self.base_ts == wants.base_ts else 0
-        return int((mine & (self.commit_ts > wants.after) & (self.commit_ts <= wants.upto)).sum())
+            return int(own.sum()) if self.base_ts == wants.base_ts else 0
+        return int((own & (self.commit_ts > wants.after) & (self.commit_ts <= wants.upto)).sum())
 
     def touches(self, wants: Wants) -> bool:
         """Whether its interval of tables and that of timestamps meet those of the reader."""
@@ -96,13 +96,13 @@ class Reader:
         """Everything that it gets, to the end."""
         if self.as_of:
             return b"".join(read_rows(services, self.rows_request()).content)
-        found: bytes = b""
+        content: bytes = b""
         cursor: str | None = None
         while True:
             page = pull(services, self._page_request(cursor))
-            found += page.content.to_pybytes() + page.next_cursor.encode()
+            content += page.content.to_pybytes() + page.next_cursor.encode()
             if not page.has_more:
-                return found
+                return content
             cursor = page.next_cursor
 
     def rows_request(self) -> RowsRequest:
@@ -160,7 +160,7 @@ def wants_of(services: Services, reader: Reader) -> Wants:
 
 def parts_of(services: Services, objects: Objects, tenant: Tenant) -> list[Part]:
     """Every segment of the tenant's log, bases and seeds, as the sound objects hold them."""
-    source, found = SegmentSource(services.store), []
+    source, parts = SegmentSource(services.store), []
     for row in find_segments(services.catalog, tenant, after_ts=0, upto_ts=TS_MAX, limit=_SEGMENTS_MAX):
         rows = source.rows(row)
         part = Part(
@@ -173,7 +173,7 @@ def parts_of(services: Services, objects: Objects, tenant: Tenant) -> list[Part]
             tables=rows["table_id"].to_numpy(),
             commit_ts=rows["commit_ts"].to_numpy(),
         )
-        found.append(part)
+        parts.append(part)
     folder = f"/cluster-{tenant.cluster_id}/tenant-{tenant.tenant_id}/"
     for key in [k for k in objects if folder in k and k.startswith(("bases/", "seeds/"))]:
         file = SegmentFile.open(key, objects[key])
@@ -189,8 +189,8 @@ def parts_of(services: Services, objects: Objects, tenant: Tenant) -> list[Part]
                 tables=np.asarray(table_ids(rows["key"])),
                 commit_ts=rows["commit_ts"].to_numpy(),
             )
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def fresh(services: Services) -> Services:
@@ -213,34 +213,34 @@ def harmed(objects: Objects, key: str, bad: bytes | None) -> Iterator[None]:
 
 
 def complaints(
-    services: Services, wanted: Sequence[Wants], parts: Sequence[Part], key: str, good: bytes, bad: bytes | None
+    services: Services, all_wants: Sequence[Wants], parts: Sequence[Part], key: str, good: bytes, bad: bytes | None
 ) -> list[str]:
     """What is wrong with what the readers get while `key` is harmed; nothing when all is right."""
     hurt = [part for part in parts if part.object_key == key and part.is_hurt(good, bad)]
-    found = []
-    for wants in wanted:
+    complaints_ = []
+    for wants in all_wants:
         needs = any(part.rows_of(wants) for part in hurt)
         may_ask = any(part.touches(wants) for part in hurt)
         try:
             answer = wants.reader.read(services)
         except CorruptObject as e:
             if not may_ask:
-                found.append(f"{wants.reader} does not touch {key} and fails: {e}")
+                complaints_.append(f"{wants.reader} does not touch {key} and fails: {e}")
             elif e.facts.get("object") != key:
-                found.append(f"{wants.reader} gets an error that does not name {key}: {e}")
+                complaints_.append(f"{wants.reader} gets an error that does not name {key}: {e}")
         except TiStreamError as e:  # the object is at fault, and no other code says so
-            found.append(f"{wants.reader} gets {e!r} for the harm to {key}")
+            complaints_.append(f"{wants.reader} gets {e!r} for the harm to {key}")
         else:
             if answer != wants.answer:
-                found.append(f"{wants.reader} gets other bytes")
+                complaints_.append(f"{wants.reader} gets other bytes")
             elif needs:
-                found.append(f"{wants.reader} needs {key} and gets an answer from nowhere")
-    return found
+                complaints_.append(f"{wants.reader} needs {key} and gets an answer from nowhere")
+    return complaints_
 
 
-def changed(services: Services, wanted: Sequence[Wants]) -> list[str]:
+def changed(services: Services, all_wants: Sequence[Wants]) -> list[str]:
     """The readers that do not get what they got in the sound world."""
-    return [str(wants.reader) for wants in wanted if wants.reader.read(services) != wants.answer]
+    return [str(wants.reader) for wants in all_wants if wants.reader.read(services) != wants.answer]
 
 
 def flipped(good: bytes, at: int) -> bytes:

@@ -104,7 +104,7 @@ class Model:
         self.pieces[tenant, task].append(piece)
 
     def needs(self) -> list[TenantNeed]:
-        found = []
+        wanting = []
         for tenant, growth in self.growth.items():
             tasks = []
             for task in range(growth.tasks):
@@ -112,8 +112,8 @@ class Model:
                 if small:
                     size = sum(p.stored_bytes for p in small)
                     tasks.append(TaskPieces(task_id=task, pieces=len(small), stored_bytes=size))
-            found.append(TenantNeed(tenant=tenant, tasks=tuple(tasks)))
-        return found
+            wanting.append(TenantNeed(tenant=tenant, tasks=tuple(tasks)))
+        return wanting
 
     def known(self) -> Known:
         newest = {job.key: job for job in self.jobs if job.state not in OPEN}
@@ -144,9 +144,9 @@ class Model:
         if not groups:
             return replace(ended, outcome="nothing to do")
         for group in groups:
-            mine = self.pieces[job.tenant, group.task_id]
+            pieces = self.pieces[job.tenant, group.task_id]
             gone = {p.object_key for p in group.pieces}
-            self.pieces[job.tenant, group.task_id] = [p for p in mine if p.object_key not in gone]
+            self.pieces[job.tenant, group.task_id] = [p for p in pieces if p.object_key not in gone]
             times = max(self.rewritten[key][0] for key in gone) + 1
             first = min(self.rewritten[key][1] for key in gone)
             self._add(job.tenant, group.task_id, group.stored_bytes, (times, first), group.pieces[0])

@@ -88,7 +88,7 @@ class MergeRun(TaskShapes):
     def _compare(self, core: TaskCore, watermarks: list[int | None]) -> None:
         """The new core says what the halves said."""
         core.check()
-        known = [w for w in watermarks if w is not None]
-        assert core.watermark() == (min(known) if len(known) == len(watermarks) else None)
+        watermarks_known = [w for w in watermarks if w is not None]
+        assert core.watermark() == (min(watermarks_known) if len(watermarks_known) == len(watermarks) else None)
         stats = core.stats()
         self.held += stats.open_prewrites + stats.waiting_commits + stats.ready_rows

@@ -164,9 +164,9 @@ class ObjectStoreSuite:
         keys = ["a-b/1", "a/1", "a/2", "a/b/c", "a/b.c", "aa", "A/z", "a/10", "b", "a.b/c"]
         for key in keys:
             store.put(key, key.encode())
-        found = list(store.list(""))
-        assert [info.key for info in found] == sorted(keys)
-        assert [info.size for info in found] == [len(key) for key in sorted(keys)]
+        objects = list(store.list(""))
+        assert [info.key for info in objects] == sorted(keys)
+        assert [info.size for info in objects] == [len(key) for key in sorted(keys)]
 
     @pytest.mark.parametrize(
         ("prefix", "after", "expected"),

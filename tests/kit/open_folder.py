@@ -32,12 +32,12 @@ class OpenFolder:
     def get(self, key: str, admit: Admit | None = None) -> bytes:
         with self._lock:
             self.gets[key] += 1
-            found = self.objects.get(key)
+            data = self.objects.get(key)
         if self.away:
             raise StoreUnavailable(object=key)
-        if found is None:
+        if data is None:
             raise ObjectNotFound(object=key)
-        return found
+        return data
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         return self.get(key)[offset : offset + length]
@@ -50,8 +50,8 @@ class OpenFolder:
             raise StoreUnavailable(prefix=prefix)
         with self._lock:
             self.listed[prefix] += 1
-            found = sorted(self.objects.items())
-        for key, data in found:
+            objects = sorted(self.objects.items())
+        for key, data in objects:
             if key.startswith(prefix) and key > after:
                 yield ObjectInfo(key=key, size=len(data), modified_ms=0)
 

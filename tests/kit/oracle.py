@@ -121,7 +121,7 @@ class WatermarkOracle:
                     region["subscription_open_ts"],
                     region["region_id"],
                 )
-                found = _Prewrite(
+                prewrite = _Prewrite(
                     Change(start_ts, row["op"], row["value"], row["old_value"]),
                     row["generation"],
                     subscription,
@@ -129,7 +129,7 @@ class WatermarkOracle:
                     self._order,
                     file.cut_ts,
                 )
-                self._prewrites.setdefault((key, start_ts), []).append(found)
+                self._prewrites.setdefault((key, start_ts), []).append(prewrite)
             case RowKind.COMMIT:
                 self._commit(key, commit_ts, _Commit(start_ts, row["op"], row["value"]))
             case RowKind.COMMITTED:
@@ -139,13 +139,13 @@ class WatermarkOracle:
                     self._prewrites.pop((key, start_ts), None)
 
     def _commit(self, key: bytes, commit_ts: int, what: Change | _Commit) -> None:
-        known = self.served.get((key, commit_ts))
-        if known is not None or commit_ts <= self.durable_ts:
+        earlier = self.served.get((key, commit_ts))
+        if earlier is not None or commit_ts <= self.durable_ts:
             self.duplicates += 1
             if (
-                known is not None
-                and known != what
-                and not (isinstance(what, _Commit) and known.start_ts == what.start_ts)
+                earlier is not None
+                and earlier != what
+                and not (isinstance(what, _Commit) and earlier.start_ts == what.start_ts)
             ):
                 raise UpstreamContractViolated("a change came again with another value", key=key, commit_ts=commit_ts)
             return
@@ -211,14 +211,14 @@ class WatermarkOracle:
         self.durable_ts = durable_ts
 
     def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
-        found = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
-        if not found:
+        writes = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
+        if not writes:
             raise UpstreamContractViolated(
                 "a commit without its prewrite", key=key, start_ts=said.start_ts, commit_ts=commit_ts
             )
-        found = [p for p in found if not _is_fake(p.change)] or found
-        generation = max(p.generation for p in found)
-        last = {p.subscription: p for p in sorted(found, key=lambda p: p.order) if p.generation == generation}.values()
+        writes = [p for p in writes if not _is_fake(p.change)] or writes
+        generation = max(p.generation for p in writes)
+        last = {p.subscription: p for p in sorted(writes, key=lambda p: p.order) if p.generation == generation}.values()
         if not (said.value and all(_is_fake(p.change) for p in last)):
             for p in last:
                 if all(p.change == q.change or p.subscription[2] > q.ready_ts > 0 for q in last):
@@ -231,12 +231,12 @@ class WatermarkOracle:
 
     def _bury(self) -> None:
         decided = {(key, w.start_ts) for (key, _), w in self._unmatched.items()}
-        for (key, start_ts), found in list(self._prewrites.items()):
+        for (key, start_ts), prewrites in list(self._prewrites.items()):
             w = self._w_of(key)
             if w is None or (key, start_ts) in decided:
                 continue
-            alive = [p for p in found if p.cut_ts >= w]
-            self.dead += len(found) - len(alive)
+            alive = [p for p in prewrites if p.cut_ts >= w]
+            self.dead += len(prewrites) - len(alive)
             if alive:
                 self._prewrites[key, start_ts] = alive
             else:
@@ -267,15 +267,15 @@ def batch_files(
     """All batch files of a bucket: (store, incarnation) -> its files up to the first missing seq.
 
     `decoded` remembers files from one call to the next."""
-    known = {} if decoded is None else decoded
-    found: dict[tuple[int, int], dict[int, BatchFile]] = {}
+    decoded_files = {} if decoded is None else decoded
+    files_of: dict[tuple[int, int], dict[int, BatchFile]] = {}
     for info in store.list("data_change_buffer/"):
         key = parse(info.key)
         if isinstance(key, BatchKey):
-            if info.key not in known:
-                known[info.key] = decode_batch_file(key, store.get(info.key))
-            found.setdefault((key.store_id, key.incarnation), {})[key.seq] = known[info.key]
-    return {life: list(_contiguous(files)) for life, files in found.items()}
+            if info.key not in decoded_files:
+                decoded_files[info.key] = decode_batch_file(key, store.get(info.key))
+            files_of.setdefault((key.store_id, key.incarnation), {})[key.seq] = decoded_files[info.key]
+    return {life: list(_contiguous(files)) for life, files in files_of.items()}
 
 
 def _contiguous(files: Mapping[int, BatchFile]) -> Iterator[BatchFile]:

@@ -9,11 +9,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def overheard(real: Callable[P, T], heard: list[Any]) -> Callable[P, T]:
+def overheard(real: Callable[P, T], calls: list[Any]) -> Callable[P, T]:
     """`real`, which adds the positional arguments of each call to `heard` before it runs."""
 
     def listened(*args: P.args, **named: P.kwargs) -> T:
-        heard.append(args)
+        calls.append(args)
         return real(*args, **named)
 
     return listened

@@ -52,8 +52,8 @@ class PartedRun(SorterRun):
         self.shared += sum(map(len, keys)) - len(set[str]().union(*keys))
         self.waited += sum(state.waiting.num_rows > 0 for state in states)
         state = joined(self.ranges[task], states)
-        mine, whole = (_told(found, self.bucket.read) for found in (state, solo.snapshot()))
-        assert mine == whole, f"joined {mine}, one core has {whole}"
+        in_parts, whole = (_told(state_of, self.bucket.read) for state_of in (state, solo.snapshot()))
+        assert in_parts == whole, f"joined {in_parts}, one core has {whole}"
         numbers = tables_of(state, self.bucket.read)["open"]["row_no"].to_pylist()
         assert state.next_row_no > max(numbers, default=-1), "a number would be given twice"
         self.cores[task] = self.bucket.core(task, self.ranges[task], START_TS, solo.durable_ts)
@@ -124,9 +124,9 @@ class PartedRun(SorterRun):
 
     def _feed(self, solo: TaskCore, parts: list[TaskCore]) -> None:
         stores = list(self.world.stores)
-        heard = stores if self._late else self.rand.choice([stores, stores, stores[:1], stores[1:]])
+        sending = stores if self._late else self.rand.choice([stores, stores, stores[:1], stores[1:]])
         for _ in range(99 if self._late else self.rand.randrange(20)):
-            file = self._next_file(solo, self.rand.choice(heard))
+            file = self._next_file(solo, self.rand.choice(sending))
             if file is None:
                 continue
             for core in (solo, *parts):
@@ -149,8 +149,8 @@ class PartedRun(SorterRun):
 def _told(state: CoreSnapshot, read: Read) -> dict[str, list[dict[str, Any]]]:
     """All that a state holds, without what depends on who else's rows were in the files: of the numbers of arrival only
     the order that they give the rows of one key counts."""
-    found = {kind: table.to_pylist() for kind, table in tables_of(state, read).items()}
-    found["open"].sort(key=lambda row: (row["key"], row["row_no"]))
-    for row in found["open"]:
+    rows_of_kind = {kind: table.to_pylist() for kind, table in tables_of(state, read).items()}
+    rows_of_kind["open"].sort(key=lambda row: (row["key"], row["row_no"]))
+    for row in rows_of_kind["open"]:
         del row["row_no"]
-    return found
+    return rows_of_kind

@@ -105,13 +105,13 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _commits(rows: pa.RecordBatch) -> Iterator[tuple[bytes, int]]:
     decided = pc.is_in(rows["kind"], pa.array([RowKind.COMMIT, RowKind.COMMITTED], pa.uint8()))
-    found = rows.filter(decided)
-    return zip(found["key"].to_pylist(), found["commit_ts"].to_pylist(), strict=True)
+    decided_rows = rows.filter(decided)
+    return zip(decided_rows["key"].to_pylist(), decided_rows["commit_ts"].to_pylist(), strict=True)
 
 
 def _in_order(parts: Iterable[pa.Table]) -> pa.Table:
-    found = pa.concat_tables([change.COMMITTED.empty_table(), *parts])
-    return found.sort_by([(name, "ascending") for name in ("commit_ts", "start_ts", "key")]).combine_chunks()
+    table = pa.concat_tables([change.COMMITTED.empty_table(), *parts])
+    return table.sort_by([(name, "ascending") for name in ("commit_ts", "start_ts", "key")]).combine_chunks()
 
 
 def _reading(line: dict[str, Any]) -> Reading:
@@ -165,10 +165,10 @@ class ConsumedTable:
 
     def partition(self, text: str) -> None:
         """Distribute the rows as `partition by ...` says."""
-        found = _BY.search(text)
-        assert found, text
-        self.method, self.by = found[1], found[2]
-        self.bounds = _bounds(text) or _numbered(int(found[3]))
+        match = _BY.search(text)
+        assert match, text
+        self.method, self.by = match[1], match[2]
+        self.bounds = _bounds(text) or _numbered(int(match[3]))
         self.lay_out()
 
     def lay_out(self) -> None:
@@ -219,8 +219,8 @@ class Consumer:
             place[key] = new
 
     def _ddl(self, text: str, name: str) -> None:
-        if found := _CREATE.match(text):
-            self.tables[name] = _created(found["body"])
+        if match := _CREATE.match(text):
+            self.tables[name] = _created(match["body"])
         elif text.startswith("truncate table"):
             for part in self.tables[name].parts.values():
                 part.clear()
@@ -236,50 +236,50 @@ class Consumer:
         words = text.split(" ", 3)
         table, what = self.tables[words[2].rsplit(".", 1)[-1]], words[3]
         for move, pattern in _MOVES.items():
-            if found := pattern.search(what):
+            if match := pattern.search(what):
                 done: Callable[[ConsumedTable, re.Match[str]], None] = getattr(self, f"_{move}")
-                return done(table, found)
+                return done(table, match)
         raise AssertionError(text)
 
-    def _truncate(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        for name in _names(found[1]):
+    def _truncate(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        for name in _names(match[1]):
             table.parts[name].clear()
 
-    def _drop(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        for name in _names(found[1]):
+    def _drop(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        for name in _names(match[1]):
             del table.bounds[name], table.parts[name]
 
-    def _add(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        table.bounds = _numbered(len(table.bounds) + int(found[1]))
+    def _add(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        table.bounds = _numbered(len(table.bounds) + int(match[1]))
         table.lay_out()
 
-    def _define(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        for name, values in _bounds(found[1]).items():
+    def _define(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        for name, values in _bounds(match[1]).items():
             table.bounds[name], table.parts[name] = values, {}
 
-    def _coalesce(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        table.bounds = _numbered(len(table.bounds) - int(found[1]))
+    def _coalesce(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        table.bounds = _numbered(len(table.bounds) - int(match[1]))
         table.lay_out()
 
-    def _reorganize(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        gone, bounds = set(_names(found[1])), dict[str, list[str]]()
+    def _reorganize(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        gone, bounds = set(_names(match[1])), dict[str, list[str]]()
         for name, values in table.bounds.items():
             if name not in gone:
                 bounds[name] = values
             elif not gone <= set(bounds):
-                bounds |= _bounds(found[2])
+                bounds |= _bounds(match[2])
                 gone -= {name}
         table.bounds = bounds
         table.lay_out()
 
-    def _exchange(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        other = self.tables[found[2].rsplit(".", 1)[-1]]
-        table.parts[found[1]], other.parts[_WHOLE] = other.parts[_WHOLE], table.parts[found[1]]
+    def _exchange(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        other = self.tables[match[2].rsplit(".", 1)[-1]]
+        table.parts[match[1]], other.parts[_WHOLE] = other.parts[_WHOLE], table.parts[match[1]]
 
-    def _by(self, table: ConsumedTable, found: re.Match[str]) -> None:
-        table.partition(found.string)
+    def _by(self, table: ConsumedTable, match: re.Match[str]) -> None:
+        table.partition(match.string)
 
-    def _whole(self, table: ConsumedTable, found: re.Match[str]) -> None:
+    def _whole(self, table: ConsumedTable, match: re.Match[str]) -> None:
         table.method, table.bounds = "", {}
         table.lay_out()
 

@@ -158,8 +158,8 @@ class PartitionWorld:
 
     def _told_at(self, ts: int) -> SchemaVersion:
         """The newest version whose event lies at or before `ts`: that of a job without steps comes when it is done."""
-        told = (v for v in reversed(self.versions) if v.last or v.job is None or v.job.plan is not None)
-        return next(version for version in told if version.commit_ts <= ts)
+        complete = (v for v in reversed(self.versions) if v.last or v.job is None or v.job.plan is not None)
+        return next(version for version in complete if version.commit_ts <= ts)
 
     def _rows_of(self, physical_id: int, ts: int) -> Iterator[tuple[int, str]]:
         for key, value in self.cluster.snapshot(record_range(physical_id), ts):
@@ -181,29 +181,29 @@ class PartitionWorld:
     def switch_of(self, job: Ddl) -> SchemaVersion:
         """The version at which the event of the job comes: its first step that reads other ids, or its last."""
         before = self.version_before(job)
-        mine = [version for version in self.versions if version.job is job]
+        versions = [version for version in self.versions if version.job is job]
         if job.plan is None:
-            return mine[-1]
-        return next((version for version in mine if version.readable != before.readable), mine[-1])
+            return versions[-1]
+        return next((version for version in versions if version.readable != before.readable), versions[-1])
 
     def jobs_to_come(self) -> list[Ddl]:
         """Those that the tenant's log tells of, in order: they are done, and readers see it after the start."""
         done = [version.job for version in self.versions if version.last and version.job is not None]
         return [job for job in done if self.switch_of(job).commit_ts > self.start_ts]
 
-    def check(self, ts: int, found: Mapping[Name, Rows], *, whole: bool = False, told: bool = False) -> None:
+    def check(self, ts: int, tables: Mapping[Name, Rows], *, whole: bool = False, told: bool = False) -> None:
         """AssertionError unless these are tables as of `ts`, or all of them."""
-        shown = {name: rows for name, rows in self.tables_at(ts, told=told).items() if whole or name in found}
-        if found == shown:
+        shown = {name: rows for name, rows in self.tables_at(ts, told=told).items() if whole or name in tables}
+        if tables == shown:
             return
         said = [f"as of {ts} (log from {self.start_ts}):"]
-        for name in sorted({*found, *shown}):
-            mine, theirs = found.get(name), shown.get(name)
-            if mine is None or theirs is None:
-                said.append(f"{name} is there {'upstream only' if mine is None else 'here only'}")
-            elif mine != theirs:
-                lacks, extra = sorted(theirs.keys() - mine.keys()), sorted(mine.keys() - theirs.keys())
-                other = sorted(handle for handle in mine.keys() & theirs.keys() if mine[handle] != theirs[handle])
+        for name in sorted({*tables, *shown}):
+            ours, theirs = tables.get(name), shown.get(name)
+            if ours is None or theirs is None:
+                said.append(f"{name} is there {'upstream only' if ours is None else 'here only'}")
+            elif ours != theirs:
+                lacks, extra = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
+                other = sorted(handle for handle in ours.keys() & theirs.keys() if ours[handle] != theirs[handle])
                 said.append(f"{name} lacks {lacks}, has {extra} more, and other values in {other}")
         raise AssertionError("\n".join([*said, self.story(ts)]))
 
@@ -235,8 +235,8 @@ class PartitionWorld:
     @cached_property
     def moments(self) -> list[int]:
         """Every commit_ts, of changes and of schema versions, above the start."""
-        found = {row.commit_ts for row in self.workload.committed} | {v.commit_ts for v in self.versions}
-        return sorted(ts for ts in found if ts > self.start_ts)
+        timestamps = {row.commit_ts for row in self.workload.committed} | {v.commit_ts for v in self.versions}
+        return sorted(ts for ts in timestamps if ts > self.start_ts)
 
     # -- the service -----------------------------------------------------------------------------------------------
 
@@ -252,12 +252,12 @@ class PartitionWorld:
 
     def seed_rows(self) -> pa.Table:
         """The rows at the start, schema SEED, of the ids that a seed's scan reads."""
-        found = []
+        rows = []
         for table_id in seed_scan.seeded_ids(parse_pushed(json.loads(self.snapshot)).snapshot):
             for key, value in self.cluster.snapshot(record_range(table_id), self.start_ts):
                 version = [v for v in self.cluster.versions(key) if v.commit_ts <= self.start_ts][-1]
-                found.append({"key": key, "start_ts": version.start_ts, "commit_ts": version.commit_ts, "value": value})
-        return pa.Table.from_pylist(found, SEED)
+                rows.append({"key": key, "start_ts": version.start_ts, "commit_ts": version.commit_ts, "value": value})
+        return pa.Table.from_pylist(rows, SEED)
 
 
 class _Pusher:

@@ -69,11 +69,11 @@ class Till:
         self._app.state.followers.close()
         self._runner.close()
 
-    def price(self, asked: Asked, *, most: int) -> Price:
+    def price(self, request: Asked, *, most: int) -> Price:
         """The price of the answer, or of its first `most` bytes, after which the client goes away."""
         with _memory() as memory:
             began = time.process_time()
-            taken = self._runner.run(_Exchange(asked, most).run(self._app))
+            taken = self._runner.run(_Exchange(request, most).run(self._app))
             cpu_s = time.process_time() - began
         return Price(
             status=taken.status, size=taken.size, largest_piece=taken.largest, cpu_s=cpu_s, memory=memory[0],
@@ -95,28 +95,28 @@ def _memory() -> Any:
 
 
 def _resident(name: str) -> int:
-    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text("ascii"))
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text("ascii"))
+    assert match is not None
+    return int(match[1]) << 10
 
 
 class _Exchange:
     """One request and what comes back."""
 
-    def __init__(self, asked: Asked, most: int) -> None:
-        self._asked, self._most = asked, most
-        self._unsent = [asked.body]
+    def __init__(self, request: Asked, most: int) -> None:
+        self._asked, self._most = request, most
+        self._unsent = [request.body]
         self._left = asyncio.Event()
         self.status = self.size = self.largest = 0
         self.head = bytearray()
 
     async def run(self, app: FastAPI) -> _Exchange:
-        asked = self._asked
-        headers = {"host": "localhost", "content-length": str(len(asked.body)), **asked.headers}
+        request = self._asked
+        headers = {"host": "localhost", "content-length": str(len(request.body)), **request.headers}
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
-            "method": asked.method, "scheme": "http", "path": asked.path,
-            "raw_path": quote(asked.path, safe="/:").encode(), "query_string": urlencode(asked.query).encode(),
+            "method": request.method, "scheme": "http", "path": request.path,
+            "raw_path": quote(request.path, safe="/:").encode(), "query_string": urlencode(request.query).encode(),
             "root_path": "", "headers": [(n.lower().encode(), v.encode("latin-1")) for n, v in headers.items()],
             "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {}, "extensions": {},
         }  # fmt: skip

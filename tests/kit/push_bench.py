@@ -99,9 +99,9 @@ class PushBench:
             self.publish()
 
     def publish(self) -> None:
-        for at, (oracle, asked) in enumerate(zip(self.oracles, self.asked, strict=True)):
-            if oracle.undecided - asked:
-                asked |= oracle.undecided
+        for at, (oracle, asked_of) in enumerate(zip(self.oracles, self.asked, strict=True)):
+            if oracle.undecided - asked_of:
+                asked_of |= oracle.undecided
                 self.resubscribe_ids[at] += 1
         self.control.entries = [
             FrontierEntry(range=o.range, durable_ts=o.durable_ts, resubscribe_id=resubscribe_id)
@@ -109,11 +109,11 @@ class PushBench:
         ]
 
     def judge(self) -> None:
-        for life, found in batch_files(self.store, decoded=self.decoded).items():
-            for file in found[self.taken.get(life, 0) :]:
+        for life, files in batch_files(self.store, decoded=self.decoded).items():
+            for file in files[self.taken.get(life, 0) :]:
                 for oracle in self.oracles:
                     oracle.feed(file)
-            self.taken[life] = len(found)
+            self.taken[life] = len(files)
         self.publish()
 
     @property
@@ -164,9 +164,9 @@ def a_bench(at: int, faults: Faults = CALM, interceptors: Sequence[grpc.ServerIn
         cluster, workload=workload, steps_per_s=150, resolved_s=0.2, faults=faults, interceptors=interceptors
     ) as served:
         snapshot = {**workload.schema_snapshot(), "ts": str(at)}
-        made = PushBench(served, at, schema_snapshot=orjson.dumps(snapshot))
-        yield made
-        made.stop()
+        bench = PushBench(served, at, schema_snapshot=orjson.dumps(snapshot))
+        yield bench
+        bench.stop()
 
 
 def truth(workload: Workload) -> dict[tuple[bytes, int], Change]:

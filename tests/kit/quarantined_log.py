@@ -27,8 +27,8 @@ def split_off(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, pa.Table]:
 
 def quarantine_for(log: LogBuilder, rows: pa.Table) -> None:
     """A store has brought these rows (change.COMMITTED) below its promise."""
-    low, high = (int(found(rows["commit_ts"]).as_py()) for found in (pc.min, pc.max))
-    found = Contradiction(**FILE._asdict(), good_ts=low - 1, promised_ts=high, rows=rows.num_rows, sample=())
+    low, high = (int(contradiction(rows["commit_ts"]).as_py()) for contradiction in (pc.min, pc.max))
+    contradiction = Contradiction(**FILE._asdict(), good_ts=low - 1, promised_ts=high, rows=rows.num_rows, sample=())
     issue_incarnation(log.catalog, log.tenant, FILE.store_id)
     task = next(task for task in list_tasks(log.catalog, log.tenant) if task.kind == TaskKind.DATA)
-    assert record_quarantine(log.catalog, log.tenant, task.task_id, task.epoch, found)
+    assert record_quarantine(log.catalog, log.tenant, task.task_id, task.epoch, contradiction)

@@ -38,7 +38,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 def events(folder: Path, keyspace: int) -> dict[tuple[bytes, int], Write]:
     """Every write that the followed subscription of the keyspace was sent, the last one of each (key, ts)."""
     prefix = b"r" + keyspace.to_bytes(3, "big")
-    request_id, found = 0, {}
+    request_id, events_found = 0, {}
     for line in lines(folder / "stream.ndjson.zst"):
         if line.get("note") == "subscribe" and not request_id:
             start = bytes.fromhex(line["start"])
@@ -51,8 +51,8 @@ def events(folder: Path, keyspace: int) -> dict[tuple[bytes, int], Write]:
                 for row in wire.read_rows(event.entries):
                     if row.key.startswith(prefix):
                         write = _write(row, len(prefix))
-                        found[write.key, write.ts] = write
-    return found
+                        events_found[write.key, write.ts] = write
+    return events_found
 
 
 def _write(row: wire.Row, prefix_bytes: int) -> Write:

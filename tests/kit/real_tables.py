@@ -18,15 +18,15 @@ _REWRITES = (12, 61)  # DDL action types
 
 def moments(folder: Path) -> list[Moment]:
     """The recorded moments in time order."""
-    found: dict[int, Moment] = {}
+    by_ts: dict[int, Moment] = {}
     for line in read_lines(folder / "tables.ndjson.zst"):
         ts = int(line["ts"])
-        moment = found.setdefault(ts, Moment(ts, line["tag"], [], defaultdict(list)))
+        moment = by_ts.setdefault(ts, Moment(ts, line["tag"], [], defaultdict(list)))
         if line["kind"] == "table":
             moment.tables.append(line)
         else:
             moment.rows[line["db"], line["table"]].append(line["row"])
-    return [found[ts] for ts in sorted(found)]
+    return [by_ts[ts] for ts in sorted(by_ts)]
 
 
 def compare_tables(folder: Path, events: Iterable[Row], upto_ts: int) -> int:
@@ -48,7 +48,7 @@ def compare_tables(folder: Path, events: Iterable[Row], upto_ts: int) -> int:
         for table in moment.tables:
             if int(table["table_id"]) not in touched:
                 ids = [int(p["id"]) for p in table["partitions"] or []] or [int(table["table_id"])]
-                mine = [row for table_id in ids for row in replica.rows[table_id].values()]
-                same_rows(moment, table, mine)
-                compared += len(mine)
+                our_rows = [row for table_id in ids for row in replica.rows[table_id].values()]
+                same_rows(moment, table, our_rows)
+                compared += len(our_rows)
     return compared

@@ -122,17 +122,17 @@ class StreamPlayer:
                     self._tick(line["t_ms"], _tso(bytes.fromhex(line["resp_hex"])))
 
     def _request(self, store: int, stream: int, message: bytes) -> None:
-        asked = parse(wire.ChangeDataRequest, message)
-        place = (store, stream, asked.request_id, asked.region_id)
+        request = parse(wire.ChangeDataRequest, message)
+        place = (store, stream, request.request_id, request.region_id)
         if place[2] not in self._requests:
             return
-        if asked.HasField("deregister"):
+        if request.HasField("deregister"):
             self._end(place)
             return
         if place in self._subscriptions:
             return  # sent twice on purpose; the store answers duplicate_request
         self._opened += 1
-        checkpoint_ts = asked.checkpoint_ts
+        checkpoint_ts = request.checkpoint_ts
         self.start_ts = min(self.start_ts or checkpoint_ts, checkpoint_ts)
         self._subscriptions[place] = _Subscription(self._opened)
         self._give(
@@ -140,8 +140,8 @@ class StreamPlayer:
             source.SubscriptionOpened(
                 subscription=self._opened,
                 region_id=place[3],
-                version=asked.region_epoch.version,
-                range=KeyRange(plain_key(asked.start_key), plain_key(asked.end_key)),
+                version=request.region_epoch.version,
+                range=KeyRange(plain_key(request.start_key), plain_key(request.end_key)),
                 checkpoint_ts=checkpoint_ts,
                 open_ts=self._now_ts,
             ),
@@ -182,11 +182,11 @@ class StreamPlayer:
                 if subscription.initialized and not subscription.said_ready:
                     subscription.said_ready = True
                     self._give(store, source.SubscriptionReady(subscription=subscription.number, ready_ts=cut_ts))
-            told = [t for t in subscriptions if t.said_ready and t.resolved_ts]
-            numbers = np.array([t.number for t in told], np.int64)
+            ready = [t for t in subscriptions if t.said_ready and t.resolved_ts]
+            numbers = np.array([t.number for t in ready], np.int64)
             self._give(
                 store,
-                source.Resolved(subscriptions=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64)),
+                source.Resolved(subscriptions=numbers, resolved_ts=np.array([t.resolved_ts for t in ready], np.uint64)),
             )
             for subscription in subscriptions:
                 if subscription.over:

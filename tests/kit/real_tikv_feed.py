@@ -94,39 +94,39 @@ class FeedPlayer:
                 self._tick()
 
     def _sent(self, store: int, stream: int, message: bytes) -> None:
-        asked = parse(wire.ChangeDataRequest, message)
-        request, region = asked.request_id, asked.region_id
+        sent = parse(wire.ChangeDataRequest, message)
+        request, region = sent.request_id, sent.region_id
         feed = self._feeds.setdefault((store, request), StoreFeed(store, [self._spans[request]]))
-        if asked.HasField("deregister"):
+        if sent.HasField("deregister"):
             for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
-                told = self._living.pop(place)
-                told.over = True
+                registration = self._living.pop(place)
+                registration.over = True
                 if (
-                    told in self._scanned
+                    registration in self._scanned
                 ):  # a subscription that is resubscribed before a TSO is never ready, and promises nothing
-                    told.initialized, told.resolved_ts = False, 0
-                mine = [
+                    registration.initialized, registration.resolved_ts = False, 0
+                numbers = [
                     n
                     for (*f, n), t in self._subscriptions.items()
-                    if tuple(f) == (store, request) and t.range == told.range
+                    if tuple(f) == (store, request) and t.range == registration.range
                 ]
-                feed.resubscribe(mine[-1:], self._now)
+                feed.resubscribe(numbers[-1:], self._now)
             return
         place = (store, stream, request, region)
         if place in self._living:
             return
-        epoch, start, end = asked.region_epoch, asked.start_key, asked.end_key
+        epoch, start, end = sent.region_epoch, sent.start_key, sent.end_key
         whole = KeyRange(plain_key(start), plain_key(end))
-        told = Told(region_id=region, version=epoch.version, range=whole, checkpoint_ts=asked.checkpoint_ts)
-        self._living[place] = self._told[place] = told
-        self.wire.append(told)
-        found = Region(
+        registration = Told(region_id=region, version=epoch.version, range=whole, checkpoint_ts=sent.checkpoint_ts)
+        self._living[place] = self._told[place] = registration
+        self.wire.append(registration)
+        region_found = Region(
             id=region, conf_ver=epoch.conf_ver, version=epoch.version, start=start, end=end, leader_store_id=store
         )
-        feed.regions_listed(None, [found], self._now)
+        feed.regions_listed(None, [region_found], self._now)
         self._opens += 1  # a part that was refused a checkpoint before is due again
         at_once = self._now + _AT_ONCE + 2 * self._opens
-        feed.open(self._now_ts, lambda r: told.checkpoint_ts if r == whole else None, at_once)
+        feed.open(self._now_ts, lambda r: registration.checkpoint_ts if r == whole else None, at_once)
         for effect in feed.take_effects():
             if isinstance(effect, Register):
                 self._mine[place] = effect.request_id
@@ -136,22 +136,22 @@ class FeedPlayer:
         said = read_change_data(message)
         for event in said.events:
             place = (store, stream, event.request_id, event.region_id)
-            told = self._living.get(place)
-            if told is None:
+            registration = self._living.get(place)
+            if registration is None:
                 continue
             if event.rows is not None:
-                told.batches.append(event.rows)
+                registration.batches.append(event.rows)
             if event.initialized:
-                told.initialized = True
-                self._scanned.add(told)
+                registration.initialized = True
+                self._scanned.add(registration)
             if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
-                told.over = True
+                registration.over = True
                 del self._living[place]
         if said.resolved is not None:
             for region in said.resolved.regions.tolist():
-                told = self._living.get((store, stream, said.resolved.request_id, region))
-                if told is not None and told.checkpoint_ts <= said.resolved.ts:
-                    told.resolved_ts = max(told.resolved_ts, said.resolved.ts)
+                registration = self._living.get((store, stream, said.resolved.request_id, region))
+                if registration is not None and registration.checkpoint_ts <= said.resolved.ts:
+                    registration.resolved_ts = max(registration.resolved_ts, said.resolved.ts)
         for request, rewritten in self._rewritten(store, stream, message):
             feed = self._feeds[store, request]
             feed.message(rewritten, self._now)
@@ -176,29 +176,29 @@ class FeedPlayer:
         for event in events:
             match event:
                 case source.SubscriptionOpened():
-                    told = Told(
+                    registration = Told(
                         region_id=event.region_id,
                         version=event.version,
                         range=event.range,
                         checkpoint_ts=event.checkpoint_ts,
                     )
-                    self._subscriptions[*place, event.subscription] = told
-                    self.core.append(told)
+                    self._subscriptions[*place, event.subscription] = registration
+                    self.core.append(registration)
                 case source.Rows():
-                    told = self._subscriptions[*place, event.subscription]
-                    told.batches.append(event.rows)
-                    told.promised.append(told.resolved_ts)
-                    told.behind_initialized.append(told.initialized)
+                    registration = self._subscriptions[*place, event.subscription]
+                    registration.batches.append(event.rows)
+                    registration.promised.append(registration.resolved_ts)
+                    registration.behind_initialized.append(registration.initialized)
                 case source.SubscriptionReady():
                     self._subscriptions[*place, event.subscription].initialized = True
                 case source.Resolved():
                     for subscription, stamp in zip(
                         event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True
                     ):
-                        told = self._subscriptions[*place, subscription]
-                        assert told.initialized
-                        assert stamp > told.resolved_ts
-                        told.resolved_ts = stamp
+                        registration = self._subscriptions[*place, subscription]
+                        assert registration.initialized
+                        assert stamp > registration.resolved_ts
+                        registration.resolved_ts = stamp
                 case source.SubscriptionClosed():
                     self._subscriptions[*place, event.subscription].over = True
                 case source.Tick():
@@ -209,15 +209,15 @@ class FeedPlayer:
         said = parse(wire.ChangeDataEvent, message)
         for event in said.events:
             request = event.request_id
-            mine = self._mine.get((store, stream, request, event.region_id))
-            if mine is not None and event.error.WhichOneof("kind") != "duplicate_request":
-                event.request_id = mine
+            own_number = self._mine.get((store, stream, request, event.region_id))
+            if own_number is not None and event.error.WhichOneof("kind") != "duplicate_request":
+                event.request_id = own_number
                 yield request, wire.ChangeDataEvent(events=[event]).SerializeToString()
         of = said.resolved_ts
         pairs = [(self._mine.get((store, stream, of.request_id, region)), region) for region in of.regions]
-        for mine in {m for m, _ in pairs if m is not None}:
-            regions = [region for m, region in pairs if m == mine]
-            part = wire.ResolvedRegions(regions=regions, ts=of.ts, request_id=mine)
+        for own_number in {m for m, _ in pairs if m is not None}:
+            regions = [region for m, region in pairs if m == own_number]
+            part = wire.ResolvedRegions(regions=regions, ts=of.ts, request_id=own_number)
             yield of.request_id, wire.ChangeDataEvent(resolved_ts=part).SerializeToString()
 
 

@@ -77,11 +77,11 @@ def _committed() -> tuple[pa.Table, pa.Table]:
         else:
             written = event if event["t"] == "COMMITTED" else open_rows.pop(who)
             rows.append(_row(event, written))
-    found = pa.Table.from_pylist(rows, schema=change.COMMITTED)
+    rows_found = pa.Table.from_pylist(rows, schema=change.COMMITTED)
     by = [(name, "ascending") for name in ("commit_ts", "start_ts", "key")]
-    found = found.take(pc.sort_indices(found, sort_keys=by))
-    of_meta = pc.starts_with(found["key"], "m")
-    return found.filter(is_record(found["key"])).combine_chunks(), found.filter(of_meta).combine_chunks()
+    rows_found = rows_found.take(pc.sort_indices(rows_found, sort_keys=by))
+    of_meta = pc.starts_with(rows_found["key"], "m")
+    return rows_found.filter(is_record(rows_found["key"])).combine_chunks(), rows_found.filter(of_meta).combine_chunks()
 
 
 def _row(commit: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def recorded_start() -> PushedSchema:
 def recorded_steps() -> tuple[Step, ...]:
     """What every transaction of the recording wrote about schemas: job rows and the meta range, in apply order."""
     jobs = list(read_jobs(committed_rows(), recorded_start().job_table, 0, TS_MAX))
-    found = list(read_meta(meta_rows(), 0, TS_MAX))
-    jobs += [job for job in found if isinstance(job, Job)]
-    return tuple(steps_of(jobs, (each for each in found if isinstance(each, Definition))))
+    read = list(read_meta(meta_rows(), 0, TS_MAX))
+    jobs += [job for job in read if isinstance(job, Job)]
+    return tuple(steps_of(jobs, (each for each in read if isinstance(each, Definition))))
 
 
 @functools.cache

@@ -90,10 +90,10 @@ def make(version: str, wheels: Iterable[Path]) -> None:
     with TemporaryDirectory() as temporary:
         bucket, url = Path(temporary) / "bucket", f"sqlite:///{temporary}/catalog.db"
         bucket.mkdir()
-        with service(url, bucket) as made:
-            _fill(made.parts)
-            held = _hold(made)
-            description = made.http.app.openapi()  # type: ignore[attr-defined]
+        with service(url, bucket) as left:
+            _fill(left.parts)
+            held = _hold(left)
+            description = left.http.app.openapi()  # type: ignore[attr-defined]
         catalog = Catalog(url)
         _write(out / "catalog.json.zst", kept_catalog(catalog))
         catalog.close()
@@ -138,26 +138,26 @@ def _fill(parts: Parts) -> None:
     log.flush(recording_end())
 
 
-def _hold(made: Service) -> dict[str, Any]:
+def _hold(left: Service) -> dict[str, Any]:
     """What clients keep."""
-    key = issue_key(made.parts.catalog, name="a reader", role=Role.CONSUMER, tenant=TENANT).text
-    messages, cursor = made.messages(key, start_ts="earliest", limit="5000")
-    (at,) = LogBuilder(made.parts.catalog, made.parts.store).cuts(1)
-    add_changefeed(made.parts.catalog, TENANT, "a-consumer", at, partitions=2)
+    key = issue_key(left.parts.catalog, name="a reader", role=Role.CONSUMER, tenant=TENANT).text
+    messages, cursor = left.messages(key, start_ts="earliest", limit="5000")
+    (at,) = LogBuilder(left.parts.catalog, left.parts.store).cuts(1)
+    add_changefeed(left.parts.catalog, TENANT, "a-consumer", at, partitions=2)
     return {"key": key, "cursor": cursor, "messages_before": len(messages), "consumer": ["a-consumer", str(at)]}
 
 
 def kept_catalog(catalog: Catalog) -> dict[str, Any]:
     """Revision, columns and rows of all tables."""
-    found: dict[str, Any] = {"revision": catalog.revision(), "tables": {}}
+    kept: dict[str, Any] = {"revision": catalog.revision(), "tables": {}}
     for table in reflected(catalog):
         with catalog.reading() as conn:
             rows = [dict(row) for row in conn.execute(sa.select(table)).mappings()]
-        found["tables"][table.name] = {
+        kept["tables"][table.name] = {
             "columns": [column.name for column in table.columns],
             "rows": [{name: _as_json(value) for name, value in row.items()} for row in rows],
         }
-    return found
+    return kept
 
 
 def reflected(catalog: Catalog) -> list[sa.Table]:

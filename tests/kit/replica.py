@@ -44,7 +44,7 @@ class Moment:
 def moments(expected: Path) -> list[Moment]:
     """All recorded moments in time order; a table that did not change has the rows of the earlier moment."""
     heads = [json.loads(p.read_text("utf-8")) for p in expected.glob("tables-*.json")]
-    found: list[Moment] = []
+    in_order: list[Moment] = []
     by_label: dict[str, Moment] = {}
     for head in sorted(heads, key=lambda h: int(h["ts"])):
         rows: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
@@ -55,8 +55,8 @@ def moments(expected: Path) -> list[Moment]:
                 name = table["db"], table["table"]
                 rows[name] = by_label[table["rows_same_as"]].rows[name]
         by_label[head["label"]] = Moment(int(head["ts"]), head["label"], head["tables"], rows)
-        found.append(by_label[head["label"]])
-    return found
+        in_order.append(by_label[head["label"]])
+    return in_order
 
 
 @dataclass
@@ -107,14 +107,14 @@ def compare(expected: Path, events: Iterable[Row]) -> int:
     return compared
 
 
-def same_rows(moment: Moment, table: Row, mine: list[Row]) -> None:
+def same_rows(moment: Moment, table: Row, our_rows: list[Row]) -> None:
     """AssertionError unless these rows are the table's at that moment, whatever their order."""
     types = _types(table["create"])
     theirs = moment.rows[table["db"], table["table"]]
     where = f"{table['db']}.{table['table']} at {moment.label}"
-    assert len(mine) == len(theirs), f"{where}: {len(mine)} rows, TiDB has {len(theirs)}"
-    names = [n for n in types if all(n in row for row in mine)]
-    ours = sorted(_row_key([_ours(row[n], types[n]) for n in names]) for row in mine)
+    assert len(our_rows) == len(theirs), f"{where}: {len(our_rows)} rows, TiDB has {len(theirs)}"
+    names = [n for n in types if all(n in row for row in our_rows)]
+    ours = sorted(_row_key([_ours(row[n], types[n]) for n in names]) for row in our_rows)
     want = sorted(_row_key([_tidb(row[n], types[n]) for n in names]) for row in theirs)
     for a, b in zip(ours, want, strict=True):
         assert a == b, f"{where}:\n  {a}\n  {b}"
@@ -126,13 +126,13 @@ def _row_key(values: list[object]) -> tuple[str, ...]:
 
 def _types(create: str) -> dict[str, str]:
     """Column -> type word(s) in lower case, from SHOW CREATE TABLE."""
-    found = {}
+    types = {}
     for line in create.split("\n"):
         text = line.strip()
         if text.startswith("`"):
             name, _, rest = text[1:].partition("`")
-            found[name] = rest.strip().lower()
-    return found
+            types[name] = rest.strip().lower()
+    return types
 
 
 def _word(kind: str) -> str:

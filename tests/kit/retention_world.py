@@ -49,10 +49,10 @@ def truth() -> npt.NDArray[np.uint64]:
     rows = changed_rows()
     hidden = pc.bit_wise_and(rows["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()))
     ours = pc.and_(pc.equal(hidden, 0), pc.greater_equal(rows["key"], DATA_TASKS.start))
-    found: npt.NDArray[np.uint64] = rows.filter(pc.and_(ours, pc.less(rows["key"], DATA_TASKS.end)))[
+    timestamps: npt.NDArray[np.uint64] = rows.filter(pc.and_(ours, pc.less(rows["key"], DATA_TASKS.end)))[
         "commit_ts"
     ].to_numpy()
-    return np.sort(found)
+    return np.sort(timestamps)
 
 
 DATA_TASKS = KeyRange(b"t", record_range(DDL_JOB_TABLE_ID).start)
@@ -70,11 +70,11 @@ class Kept:
 
 def kept(folder: Path, more: Callable[[ApiWorld], None]) -> Kept:
     store = OpenFolder()
-    with api_world(folder, store) as made:
-        made.log.build(40).seed()
-        more(made)
-        made.services.registry.history(TENANT)
-    return Kept(folder / "catalog.db", store.objects, made.log.start_ts)
+    with api_world(folder, store) as world:
+        world.log.build(40).seed()
+        more(world)
+        world.services.registry.history(TENANT)
+    return Kept(folder / "catalog.db", store.objects, world.log.start_ts)
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def begun(folder: Path, what: Kept) -> Iterator[ApiWorld]:
     shutil.copy(what.catalog, folder / "catalog.db")
     store = OpenFolder()
     store.objects.update(what.objects)
-    with api_world(folder, store) as made:
-        made.log.start_ts = what.start_ts
-        yield made
+    with api_world(folder, store) as world:
+        world.log.start_ts = what.start_ts
+        yield world
 
 
 def starts(world: ApiWorld) -> LogStarts:
@@ -98,9 +98,9 @@ def retention(world: ApiWorld) -> Retention:
 def keep(world: ApiWorld, seconds: int) -> Retention:
     """Let the tenant keep so much, and run a round."""
     set_retention(world.catalog, TENANT, seconds)
-    found = retention(world)
-    found.step()
-    return found
+    keeper = retention(world)
+    keeper.step()
+    return keeper
 
 
 def earliest(world: ApiWorld) -> int:
@@ -145,9 +145,9 @@ def end_leases(world: ApiWorld) -> None:
 def judged(log: LogReader, after: int, rows: int = 10**6) -> int:
     """Read a page and compare it with the recording; where it ends. TsExpired is an answer as well."""
     page = log.page(TENANT, after=after, upto=END, rows=rows)
-    wanted = TRUTH[(after < TRUTH) & (page.upto >= TRUTH)]
-    found = page.rows["commit_ts"].to_numpy()
-    assert np.array_equal(found, wanted), f"{len(found)} rows in ({after}, {page.upto}] instead of {len(wanted)}"
+    want = TRUTH[(after < TRUTH) & (page.upto >= TRUTH)]
+    read = page.rows["commit_ts"].to_numpy()
+    assert np.array_equal(read, want), f"{len(read)} rows in ({after}, {page.upto}] instead of {len(want)}"
     return page.upto
 
 

@@ -39,13 +39,13 @@ def decode_row(layout: RowLayout, key: bytes, value: bytes | None) -> list[Any]:
         return [None] * len(layout.columns)
     need(len(value) > 0, "empty")
     specs = {column.id: column for column in layout.columns}
-    found, sums = _read_v2(value, key) if value[0] == 0x80 else (_read_v1(value, specs), set())
-    wanted_handles = [id_ for id_ in layout.common_handle if id_ in specs and found.get(id_) is None]
+    cells, sums = _read_v2(value, key) if value[0] == 0x80 else (_read_v1(value, specs), set())
+    wanted_handles = [id_ for id_ in layout.common_handle if id_ in specs and cells.get(id_) is None]
     handles = _read_key(layout, key, specs) if wanted_handles else {}
-    row, held = [], dict(found)
+    row, held = [], dict(cells)
     for column in layout.columns:
-        if found.get(column.id) is not None:
-            row.append(read_cell(column, found[column.id]))
+        if cells.get(column.id) is not None:
+            row.append(read_cell(column, cells[column.id]))
         elif column.id == layout.int_handle:
             need(len(key) == 19 and key[:1] == b"t" and key[9:11] == b"_r", "not an integer handle")
             (unsigned,) = struct.unpack(">Q", key[11:])
@@ -56,7 +56,7 @@ def decode_row(layout: RowLayout, key: bytes, value: bytes | None) -> list[Any]:
             held[column.id] = handles[column.id]
             row.append(read_cell(column, handles[column.id]))
         else:
-            row.append(None if column.id in found else default_of(column))
+            row.append(None if column.id in cells else default_of(column))
     covered = {id_ for id_, raw in held.items() if raw is not None} | {*layout.common_handle}
     if layout.int_handle is not None:
         covered.add(layout.int_handle)
@@ -78,25 +78,25 @@ def _read_v2(row: bytes, key: bytes) -> tuple[dict[int, bytes | None], set[int]]
     ends = [int.from_bytes(row[ends_at + end_size * j :][:end_size], "little") for j in range(filled)]
     for part in (ids[:filled], ids[filled:]):
         need(all(left < right for left, right in pairwise(part)), "order")
-    found: dict[int, bytes | None] = dict.fromkeys(ids[filled:])
+    cells: dict[int, bytes | None] = dict.fromkeys(ids[filled:])
     last = 0
     for id_, end in zip(ids, ends, strict=False):
         need(last <= end <= len(row) - body, "end")
-        found[id_] = row[body + last : body + end]
+        cells[id_] = row[body + last : body + end]
         last = end
     trailer = row[body + last :]
     if not flags & 2:
         need(trailer == b"", "trailing")
-        return found, set()
+        return cells, set()
     need(len(trailer) > 0 and len(trailer) == (9 if trailer[0] & 8 else 5), "trailer size")
     version, crc = trailer[0] & 7, int.from_bytes(trailer[1:5], "little")
     need(version <= 2, "checksum version")
     if version == 0:
-        return found, {int.from_bytes(trailer[at : at + 4], "little") for at in range(1, len(trailer), 4)}
+        return cells, {int.from_bytes(trailer[at : at + 4], "little") for at in range(1, len(trailer), 4)}
     covered = row[: body + last + 1]
     sums = {1: {zlib.crc32(covered + key), zlib.crc32(covered + key[11:])}, 2: {zlib.crc32(covered + key[11:])}}
     need(crc in sums[version], "checksum")
-    return found, set()
+    return cells, set()
 
 
 def column_sum(
@@ -104,8 +104,8 @@ def column_sum(
 ) -> int:
     """The checksum of version 0 over cells in the form of v2 rows, NULL and missing ones left out. `minutes` from UTC
     are those in which TIMESTAMPs were shown, by column id."""
-    known = {column.id: column for column in columns}
-    pieces = [_summed(known[id_], raw, minutes.get(id_, 0)) for id_, raw in sorted(cells.items()) if raw is not None]
+    by_id = {column.id: column for column in columns}
+    pieces = [_summed(by_id[id_], raw, minutes.get(id_, 0)) for id_, raw in sorted(cells.items()) if raw is not None]
     return zlib.crc32(b"".join(pieces))
 
 
@@ -196,7 +196,7 @@ def _accepts(column: ColumnSpec) -> set[int]:
 
 
 def _read_v1(row: bytes, specs: Mapping[int, ColumnSpec]) -> dict[int, bytes | None]:
-    found: dict[int, bytes | None] = {}
+    cells: dict[int, bytes | None] = {}
     at = 0 if row != b"\0" else 1
     while at < len(row):
         need(row[at] == 8, "column id")
@@ -221,8 +221,8 @@ def _read_v1(row: bytes, specs: Mapping[int, ColumnSpec]) -> dict[int, bytes | N
         column = specs.get(_signed(id_))
         if column is not None:
             need(flag == 0 or flag in _accepts(column), "datum of another type")
-            found[column.id] = raw
-    return found
+            cells[column.id] = raw
+    return cells
 
 
 def _datum_bytes(row: bytes, flag: int, at: int) -> int:
@@ -248,7 +248,7 @@ def _datum_bytes(row: bytes, flag: int, at: int) -> int:
 
 def _read_key(layout: RowLayout, key: bytes, specs: Mapping[int, ColumnSpec]) -> dict[int, bytes]:
     need(len(key) > 11 and len(key) != 19 and key[:1] == b"t" and key[9:11] == b"_r", "not a clustered key")
-    at, found = 11, {}
+    at, cells = 11, {}
     for id_ in layout.common_handle:
         if at >= len(key) or key[at] == 0:
             break
@@ -270,10 +270,10 @@ def _read_key(layout: RowLayout, key: bytes, specs: Mapping[int, ColumnSpec]) ->
             need(len(raw) == size, "short")
             if flag in (3, 4, 7):
                 raw = (int.from_bytes(raw, "big") ^ (0 if flag == 4 else 2**63)).to_bytes(8, "little")
-        found[id_] = raw
+        cells[id_] = raw
         if id_ in specs:
             need(flag in _accepts(specs[id_]), "datum of another type")
-    return found
+    return cells
 
 
 def default_of(column: ColumnSpec) -> Any:

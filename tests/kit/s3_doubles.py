@@ -92,9 +92,9 @@ class GuardedS3(DurableS3):
         iam = self.client("iam")
         service = {"AWS": f"arn:aws:iam::{ACCOUNT}:root"}
         trust = {"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}
-        made = iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy([trust]))
+        role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy([trust]))
         iam.put_role_policy(RoleName=name, PolicyName="buffer", PolicyDocument=_policy(statements))
-        return str(made["Role"]["Arn"])
+        return str(role["Role"]["Arn"])
 
     def _environment(self) -> dict[str, str]:
         return {**super()._environment(), **ROOT, "SERVICES": "s3,sts,iam,kms", "AUTH": "true"}

@@ -179,8 +179,8 @@ class _Run:
             return
         try:
             self.oracle.file(file.store_id, file.incarnation, file.cut_ts, file.rows, file.marks)
-        except OracleContradicted as found:
-            self._same(found.good_ts, good_ts)
+        except OracleContradicted as contradiction:
+            self._same(contradiction.good_ts, good_ts)
         except OracleBroken:
             assert broken, "the oracle finds a broken promise, the sorter does not"
             self.oracle = None

@@ -25,12 +25,12 @@ def info(
     table_id: int, text: str, partitions: tuple[int, ...] = (), *, columns: int = 1, **more: Any
 ) -> dict[str, Any]:
     """TiDB's TableInfo."""
-    found = {"id": table_id, "name": name(text), "cols": [column(i + 1) for i in range(columns)]}
-    found |= {"index_info": None, "state": 5, "pk_is_handle": True}
+    definition = {"id": table_id, "name": name(text), "cols": [column(i + 1) for i in range(columns)]}
+    definition |= {"index_info": None, "state": 5, "pk_is_handle": True}
     if partitions:
         definitions = [{"id": i, "name": name(f"p{i}")} for i in partitions]
-        found["partition"] = {"enable": True, "definitions": definitions}
-    return found | more
+        definition["partition"] = {"enable": True, "definitions": definitions}
+    return definition | more
 
 
 def job(kind: int, commit_ts: int, **more: Any) -> Job:

@@ -85,7 +85,7 @@ class Bench:
         flush_interval_s: float = 0.02,
         spill: Spill | None = None,
     ) -> SorterWorker:
-        made = SorterWorker(
+        started = SorterWorker(
             self.catalog,
             self.store,
             self.feed,
@@ -95,9 +95,9 @@ class Bench:
             snapshot_interval_s=snapshot_interval_s,
             spill=spill,
         )
-        self.workers.append(made)
-        made.start()
-        return made
+        self.workers.append(started)
+        started.start()
+        return started
 
     def assigned(self, worker_id: str, **options: Any) -> SorterWorker:
         """As `worker`, with both tasks."""
@@ -119,8 +119,8 @@ class Bench:
 
     def segments(self) -> Iterator[pa.Table]:
         """What was written, in the order of writing."""
-        found = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
-        for s in sorted(found, key=lambda s: (s.object_key, s.number)):
+        segments_found = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
+        for s in sorted(segments_found, key=lambda s: (s.object_key, s.number)):
             data = self.store.get_range(s.object_key, s.offset, s.length)
             yield decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)
 

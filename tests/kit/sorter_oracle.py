@@ -171,14 +171,14 @@ class OracleSorter:
         if not inside or r.kind not in (C, D) or r.commit_ts > promised:
             return False
         version = (r.key, r.commit_ts)
-        waits, known = self.waiting.get(version), self.ready.get(version) or self.log.get(version)
+        waits, earlier = self.waiting.get(version), self.ready.get(version) or self.log.get(version)
         if waits is not None:
             return waits.start_ts != r.start_ts or (waits.op != r.op and 0 not in (waits.op, r.op))
-        if known is None or known.start_ts != r.start_ts:
+        if earlier is None or earlier.start_ts != r.start_ts:
             return True
         if r.kind == D:
-            return _content(r) != (known.op, known.value, known.old_value)
-        return r.op not in (0, known.op) or (bool(r.value) and r.value != known.value)
+            return _content(r) != (earlier.op, earlier.value, earlier.old_value)
+        return r.op not in (0, earlier.op) or (bool(r.value) and r.value != earlier.value)
 
     def _row(self, r: Row, h: Held) -> None:
         txn, version = (r.key, r.start_ts), (r.key, r.commit_ts)

@@ -51,8 +51,8 @@ class LoadingCore(StoredCore):
 def tables_of(state: CoreSnapshot, read: Read = unread) -> dict[str, pa.Table]:
     """All that a state holds: open, commits and ready by their schemas, slices, waiting and promised. Loads
     nothing into it."""
-    found = {kind: table_of(getattr(state, kind), kind, read) for kind in SCHEMAS}
-    return {**found, "slices": state.slices, "waiting": state.waiting, "promised": state.promised}
+    tables = {kind: table_of(getattr(state, kind), kind, read) for kind in SCHEMAS}
+    return {**tables, "slices": state.slices, "waiting": state.waiting, "promised": state.promised}
 
 
 def table_of(states: tuple[RunState, ...], kind: str, read: Read = unread) -> pa.Table:

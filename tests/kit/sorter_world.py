@@ -233,9 +233,9 @@ class World:
             region, self.next_region = self.next_region, self.next_region + 1
         checkpoint = self.frontier() if checkpoint is None else checkpoint
         subscription = Subscription(region, version, start, end, checkpoint, self.next_ts())
-        mine = [t for t in self.txns if _holds(subscription, t.key)]
-        subscription.scan = [self._whole_row(t) for t in mine if t.applied and t.commit_ts > checkpoint]
-        subscription.scan += [self._prewrite_row(t) for t in mine if not t.applied and t.value != b""]
+        led = [t for t in self.txns if _holds(subscription, t.key)]
+        subscription.scan = [self._whole_row(t) for t in led if t.applied and t.commit_ts > checkpoint]
+        subscription.scan += [self._prewrite_row(t) for t in led if not t.applied and t.value != b""]
         self.stores[store].open.append(subscription)
         self.leader[region] = (store, subscription)
 

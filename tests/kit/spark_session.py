@@ -29,9 +29,9 @@ SPARK_OPTIONS = {
 @cache
 def _local_dir() -> str:
     """A folder of this process, for all of its sessions: their Java remembers the first one."""
-    made = tempfile.mkdtemp(prefix="tistream-spark-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    folder = tempfile.mkdtemp(prefix="tistream-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextmanager
@@ -39,6 +39,6 @@ def local_session(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Sp
     """Two threads of this process. Spark's own warnings, of its start and its end, are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = new_session("local[2]", {**SPARK_OPTIONS, "spark.local.dir": _local_dir(), **more})
-        yield made
-        made.stop()
+        session = new_session("local[2]", {**SPARK_OPTIONS, "spark.local.dir": _local_dir(), **more})
+        yield session
+        session.stop()

@@ -63,6 +63,6 @@ class StatementLog:
 
     def _end(self, conn: Connection) -> None:
         with self._lock:
-            found = self._open.pop(id(conn), None)
-            if found and self._on:
-                self.transactions.append(found)
+            statements = self._open.pop(id(conn), None)
+            if statements and self._on:
+                self.transactions.append(statements)

@@ -134,5 +134,5 @@ def write_killed(
 
 def objects_of(root: Path) -> dict[str, bytes]:
     """Every object of a folder, by key."""
-    found = (path for path in root.rglob("*") if path.is_file() and ".tmp" not in path.parts)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
+    files = (path for path in root.rglob("*") if path.is_file() and ".tmp" not in path.parts)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}

@@ -28,8 +28,8 @@ def region(id_: int, start: bytes, end: bytes, version: int = 1, leader: int = S
 class Rig:
     """A core, a clock and what came out."""
 
-    def __init__(self, *wanted: KeyRange, scans_max: int = 32) -> None:
-        self.feed = StoreFeed(STORE, wanted or (TABLES,), scans_max=scans_max, unread_bytes_max=0)
+    def __init__(self, *ranges: KeyRange, scans_max: int = 32) -> None:
+        self.feed = StoreFeed(STORE, ranges or (TABLES,), scans_max=scans_max, unread_bytes_max=0)
         self.now, self.ts = 0.0, 1000
         self.checkpoints: Callable[[KeyRange], int | None] = lambda _: 100
         self.effects: list[Effect] = []
@@ -77,10 +77,10 @@ class Rig:
         return [key for e in self.got(Rows) if e.subscription == subscription for key in e.rows["key"].to_pylist()]
 
     def resolved(self) -> dict[int, int]:
-        told: dict[int, int] = {}
+        promises: dict[int, int] = {}
         for e in self.got(Resolved):
-            told |= dict(zip(e.subscriptions.tolist(), e.resolved_ts.tolist(), strict=True))
-        return told
+            promises |= dict(zip(e.subscriptions.tolist(), e.resolved_ts.tolist(), strict=True))
+        return promises
 
 
 def opened(*, ready: bool = True) -> Rig:

@@ -77,12 +77,12 @@ def lines_of(answer: httpx2.Response) -> Iterator[bytes]:
 
 def events_until(answer: httpx2.Response, last: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """The events of an NDJSON stream up to the first for which `last` holds."""
-    found = []
+    events = []
     for line in lines_of(answer):
-        found.append(orjson.loads(line))
-        if last(found[-1]):
-            return found
-    raise AssertionError(f"the stream ended before it: {found[-1:]}")
+        events.append(orjson.loads(line))
+        if last(events[-1]):
+            return events
+    raise AssertionError(f"the stream ended before it: {events[-1:]}")
 
 
 def sse_of(answer: httpx2.Response) -> Iterator[dict[str, Any]]:

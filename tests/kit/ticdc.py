@@ -32,7 +32,7 @@ def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
             continue
         message = json.loads(d["msg"])
         want[_normal(message)] += 1
-    got: Counter[str] = Counter()
+    rendered: Counter[str] = Counter()
     last = announced = 0
     for line in lines:
         message = json.loads(line)
@@ -44,11 +44,11 @@ def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
         assert at >= last, f"order: {line!r}"
         assert at > announced, f"late: {line!r}"
         last = at
-        got[_normal(_when_done(message))] += 1
-    missing, extra = want - got, got - want
+        rendered[_normal(_when_done(message))] += 1
+    missing, extra = want - rendered, rendered - want
     assert not missing, f"{missing.total()} missing, for example {next(iter(missing))[:600]}"
     assert not extra, f"{extra.total()} too many, for example {next(iter(extra))[:600]}"
-    return got.total()
+    return rendered.total()
 
 
 def message_text(message: Any) -> str:
@@ -70,8 +70,8 @@ def _when_done(message: dict[str, Any]) -> dict[str, Any]:
         return message
     assert takes_effect_early(message["sql"]), f"not a DDL that takes effect early: {message}"
     assert done > message["_tidb"]["commitTs"], f"done before it takes effect: {message}"
-    told = {name: value for name, value in message["_tidb"].items() if name != "finishedTs"}
-    return {**message, "es": tso.physical_ms(done), "_tidb": {**told, "commitTs": done}}
+    extension = {name: value for name, value in message["_tidb"].items() if name != "finishedTs"}
+    return {**message, "es": tso.physical_ms(done), "_tidb": {**extension, "commitTs": done}}
 
 
 def _normal(message: dict[str, Any]) -> str:

@@ -77,9 +77,9 @@ class Added:
     def info(self, id_: int, name: str, offset: int) -> dict[str, Any]:
         """TiDB's ColumnInfo."""
         kind, origin = self.type, self.origin.text if self.origin is not None and self.frozen else None
-        found = column_info(kind, id_, name, offset, not_null=self.not_null, origin=origin)
-        found["default"] = None if self.default is None else self.default.text
-        return found
+        definition = column_info(kind, id_, name, offset, not_null=self.not_null, origin=origin)
+        definition["default"] = None if self.default is None else self.default.text
+        return definition
 
 
 def stored(kind: Type, default: Default) -> bytes:

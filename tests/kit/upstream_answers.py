@@ -98,10 +98,10 @@ def registration_error(kind: int, name: str) -> GrpcFault:
     """cdcpb.Error of a registration: the field says which."""
 
     def answer(request: bytes, _: Any) -> bytes:
-        asked = read_request(request)
-        if asked.deregister:
+        asking = read_request(request)
+        if asking.deregister:
             return b""
-        return message(1, uint(1, asked.region_id) + message(5, message(kind, b"")) + uint(7, asked.request_id))
+        return message(1, uint(1, asking.region_id) + message(5, message(kind, b"")) + uint(7, asking.request_id))
 
     return GrpcFault(words=name, answer=answer)
 

@@ -125,8 +125,8 @@ class Cluster:
         """`kubectl scale`: start the pods that are missing, end the others in their grace period."""
         with self._lock:
             self._scaled[controller] = replicas
-            (found,) = (each for each in self.of_kind(*_CONTROLLERS) if each["metadata"]["name"] == controller)
-            kept = self._names(found)
+            (manifest,) = (each for each in self.of_kind(*_CONTROLLERS) if each["metadata"]["name"] == controller)
+            kept = self._names(manifest)
             ended = [pod for pod in self.pods.values() if pod.controller == controller and pod.name not in kept]
         for pod in ended:
             self.delete(pod.name)
@@ -160,7 +160,7 @@ class Cluster:
         env = {"HOME": "/", **env, "HOSTNAME": name}
         command = [*manifest.get("command", image.entrypoint), *manifest.get("args", image.command)]
         sandbox = image.sandbox(
-            [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], word) for word in command],
+            [re.sub(r"\$\((\w+)\)", lambda match: env[match[1]], word) for word in command],
             env=env,
             network=self.network.namespace(name),
             host_name=name,
@@ -178,9 +178,9 @@ class Cluster:
         container.start()
 
     def _environment(self, manifest: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        environment: dict[str, str] = {}
         for source in manifest.get("envFrom", ()):
-            found |= self._object("Secret", source["secretRef"]["name"])
+            environment |= self._object("Secret", source["secretRef"]["name"])
         for each in manifest.get("env", ()):
             origin = each.get("valueFrom", {})
             if "secretKeyRef" in origin:
@@ -190,9 +190,9 @@ class Cluster:
             elif "fieldRef" in origin:
                 value = fields[origin["fieldRef"]["fieldPath"]]
             else:
-                value = re.sub(r"\$\((\w+)\)", lambda f: found.get(f[1], f[0]), each.get("value", ""))
-            found[each["name"]] = value
-        return found
+                value = re.sub(r"\$\((\w+)\)", lambda f: environment.get(f[1], f[0]), each.get("value", ""))
+            environment[each["name"]] = value
+        return environment
 
     def _object(self, kind: str, name: str) -> Mapping[str, str]:
         try:
@@ -264,17 +264,17 @@ class Cluster:
 
     def _allowed(self, name: str, everyone: _Everyone) -> list[Allowed] | None:
         """What the policies that choose this pod allow; None where none does."""
-        found: list[Allowed] | None = None
+        allowed: list[Allowed] | None = None
         for policy in self.of_kind("NetworkPolicy"):
             if not _chosen(policy["spec"]["podSelector"], everyone[name][0]):
                 continue
-            found = found or []
+            allowed = allowed or []
             for rule in policy["spec"]["ingress"]:
                 sources = None
                 if "from" in rule:
                     sources = tuple(self._sources(rule["from"], everyone))
-                found += [Allowed(port["port"], sources) for port in rule["ports"]]
-        return found
+                allowed += [Allowed(port["port"], sources) for port in rule["ports"]]
+        return allowed
 
     def _sources(self, peers: Sequence[Mapping[str, Any]], everyone: _Everyone) -> Iterator[str]:
         for name, (labels, address) in everyone.items():

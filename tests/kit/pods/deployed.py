@@ -166,10 +166,10 @@ def deployed(folder: Path) -> Iterator[Deployed]:
         cluster.secret("tistream-s3", ROOT)
         cluster.apply()
         watching = stack.enter_context(prometheus(cluster, folder / "prometheus", for_s=3))
-        made = Deployed(cluster, watching, upstream, image, database.port)
+        deployment = Deployed(cluster, watching, upstream, image, database.port)
         for pod in [pod for role in SERVICES for pod in cluster.of(role)]:
-            made.ready(pod)
-        yield made
+            deployment.ready(pod)
+        yield deployment
 
 
 def _upstream(host: str) -> ServedCluster:

@@ -99,7 +99,7 @@ def build(
             name, _, arguments[name] = rest.partition("=")
             continue
         if word == "FROM":
-            base, _, name = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], rest).partition(" AS ")
+            base, _, name = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], rest).partition(" AS ")
             name = name or str(len(stages))
             current = stages[name] = _from(base, stages, folder / f"stage-{name}")
         elif current is None:
@@ -138,7 +138,7 @@ class _Step:
             case "ENV":
                 for pair in shlex.split(rest):
                     name, _, value = pair.partition("=")
-                    image.env[name] = re.sub(r"\$\{?(\w+)\}?", lambda found: image.env[found[1]], value)
+                    image.env[name] = re.sub(r"\$\{?(\w+)\}?", lambda match: image.env[match[1]], value)
             case "WORKDIR":
                 image.cwd = rest
                 _inside(image.root, rest).mkdir(parents=True, exist_ok=True)
@@ -181,20 +181,20 @@ class _Step:
     def _link(self, extra: str, environment: Path) -> None:
         """Put the packages of the project's extra, and all that they need, into an environment."""
         project = tomllib.loads((self.context / "pyproject.toml").read_text("utf-8"))["project"]
-        wanted = list(map(Requirement, project["optional-dependencies"][extra]))
+        requirements = list(map(Requirement, project["optional-dependencies"][extra]))
         (site,) = environment.glob("lib/python*/site-packages")
         seen: set[str] = set()
-        while wanted:
-            requirement = wanted.pop()
+        while requirements:
+            requirement = requirements.pop()
             is_of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
             if requirement.name in seen or is_of_extra:
                 continue
             seen.add(requirement.name)
-            found = distribution(requirement.name)
-            if found.version not in requirement.specifier:
-                raise ValueError(f"{requirement} is asked for, and {found.version} is here")
-            wanted += map(Requirement, found.requires or ())
-            for file in found.files or ():
+            installed = distribution(requirement.name)
+            if installed.version not in requirement.specifier:
+                raise ValueError(f"{requirement} is asked for, and {installed.version} is here")
+            requirements += map(Requirement, installed.requires or ())
+            for file in installed.files or ():
                 target = site / file
                 if ".." not in file.parts and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)

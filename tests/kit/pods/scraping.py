@@ -55,9 +55,9 @@ class Prometheus:
             if monitor["spec"]["selector"]["matchLabels"].items() <= pod.labels.items():
                 labels = {"job": pod.labels[monitor["spec"]["jobLabel"]], "pod": pod.name, "namespace": NAMESPACE}
                 targets.append({"targets": [f"{pod.address}:{pod.ports[endpoint['port']]}"], "labels": labels})
-        made = self._folder / "pods.json.new"
-        made.write_text(json.dumps(targets), "utf-8")
-        made.replace(self._folder / "pods.json")
+        new_file = self._folder / "pods.json.new"
+        new_file.write_text(json.dumps(targets), "utf-8")
+        new_file.replace(self._folder / "pods.json")
 
     def query(self, expression: str) -> list[tuple[Mapping[str, str], float]]:
         """Labels and value of each series now."""
@@ -87,16 +87,16 @@ def prometheus(cluster: Cluster, folder: Path, *, for_s: float) -> Iterator[Prom
     program = shutil.which("prometheus")
     assert program, "prometheus is missing: tools/debian.sh installs it"
     folder.mkdir()
-    made = Prometheus(cluster, folder, for_s)
-    made.configure()
+    prometheus_ = Prometheus(cluster, folder, for_s)
+    prometheus_.configure()
     with (folder / "log").open("wb") as out:
         command = [program, "--config.file=prometheus.yml", f"--storage.tsdb.path={folder / 'data'}"]
-        command += [f"--web.listen-address={made.address.removeprefix('http://')}"]
+        command += [f"--web.listen-address={prometheus_.address.removeprefix('http://')}"]
         where = ["ip", "netns", "exec", cluster.network.namespace("prometheus")]
         process = subprocess.Popen([*where, *command], cwd=folder, stdout=out, stderr=out)
         try:
-            eventually(made._answers, lambda: (folder / "log").read_text("utf-8")[-3000:])
-            yield made
+            eventually(prometheus_._answers, lambda: (folder / "log").read_text("utf-8")[-3000:])
+            yield prometheus_
         finally:
             process.terminate()
             process.wait(30)
