@@ -68,14 +68,14 @@ class Stores:
         return [Store(id=i, address=str(i), state=0, version="") for i in (1, 2, 3)]
 
     def get_region(self, key: bytes) -> Region:
-        (found,) = [r for r in self.cluster.regions() if _starts_at(r.range, key)]
+        (region,) = [r for r in self.cluster.regions() if _starts_at(r.range, key)]
         return Region(
-            id=found.region_id,
+            id=region.region_id,
             conf_ver=1,
-            version=found.version,
-            start=region_form(found.range.start),
-            end=region_form(found.range.end),
-            leader_store_id=found.store_id,
+            version=region.version,
+            start=region_form(region.range.start),
+            end=region_form(region.range.end),
+            leader_store_id=region.store_id,
             leader_peer_id=1,
         )
 
@@ -97,9 +97,9 @@ class Stores:
         def ask(request: bytes, timeout: float) -> bytes:
             self.before()
             self.asked.append((method, request))
-            found = answer(self._store_id, request)
+            reply = answer(self._store_id, request)
             self.after()
-            return found
+            return reply
 
         return ask
 
@@ -189,11 +189,11 @@ def wrong(seed: int) -> str:
             client.step()
     held = [key for key in keys if cluster.lock(key) is not None]
     ended = {key: [v.commit_ts for v in cluster.versions(key)] for key in keys}
-    wanted = {client.commit_ts} if client.commit_ts else {0, max(client.min_commit_ts.values())}
+    allowed = {client.commit_ts} if client.commit_ts else {0, max(client.min_commit_ts.values())}
     if client.is_plain:
-        wanted = {0, START + 50}
-    found = {versions[0] if versions else 0 for versions in ended.values()}
-    if held or len(found) > 1 or not found <= wanted or any(len(each) > 1 for each in ended.values()):
+        allowed = {0, START + 50}
+    outcomes = {versions[0] if versions else 0 for versions in ended.values()}
+    if held or len(outcomes) > 1 or not outcomes <= allowed or any(len(each) > 1 for each in ended.values()):
         return f"{ended}, {held} are locked, the client has told {client.commit_ts}"
     return ""
 
@@ -247,14 +247,14 @@ def test_a_scan_that_ends_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def scenarios() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for line in RECORDED.read_text().splitlines():
         each = json.loads(line)
         if each["dir"] == "note" and "scenario" in each["note"]:
             name = each["note"].split(":")[0][-1]
-            found[name] = []
-        found[name].append(each)
-    return found
+            by_name[name] = []
+        by_name[name].append(each)
+    return by_name
 
 
 REQUESTS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -267,11 +267,11 @@ REQUESTS: dict[str, tuple[type[Any], type[Any]]] = {
 
 def plain(kind: Any, data: bytes) -> Any:
     """A message as the fields that we know, without the region it is for."""
-    found = parse(kind, data)
-    found.DiscardUnknownFields()
+    parsed = parse(kind, data)
+    parsed.DiscardUnknownFields()
     with suppress(ValueError):
-        found.ClearField("context")
-    return found
+        parsed.ClearField("context")
+    return parsed
 
 
 class Replayed(Stores):
@@ -306,17 +306,17 @@ class Replayed(Stores):
         kind = REQUESTS[name][0]
 
         def ask(request: bytes, timeout: float) -> bytes:
-            wanted = plain(kind, request)
+            sent_request = plain(kind, request)
             for line in (each for each in self.lines if each["method"] == name):
                 recorded = plain(kind, bytes.fromhex(line["req_hex"]))
                 if name == "KvScanLock":  # of another limit and moment
-                    recorded.limit, recorded.max_version = wanted.limit, wanted.max_version
+                    recorded.limit, recorded.max_version = sent_request.limit, sent_request.max_version
                 if name == "KvCheckTxnStatus":
-                    recorded.current_ts = wanted.current_ts
-                if recorded == wanted and "before" not in line["label"]:
+                    recorded.current_ts = sent_request.current_ts
+                if recorded == sent_request and "before" not in line["label"]:
                     self.asked.append((line["label"], request))
                     return bytes.fromhex(line["resp_hex"])
-            raise StoreUnavailable(f"nobody asked for this: {wanted}")
+            raise StoreUnavailable(f"nobody asked for this: {sent_request}")
 
         return ask
 
@@ -337,12 +337,12 @@ def test_the_resolver_asks_and_ends_what_a_living_cluster_was_asked(name: str, l
     first = KeyRange(record_key(373, 0), record_key(373, 100))
     resolver.check([HeldBack(region_id=2233, range=first, resolved_ts=start_ts - 1)])
     assert resolver.problems == ()
-    asked = [label for label, _ in stores.asked]
-    assert asked[:2] == [
+    labels_asked = [label for label, _ in stores.asked]
+    assert labels_asked[:2] == [
         "locks of the first region",
         "primary, after its time to live: an async lock is returned, not rolled back",
     ]
-    assert list(dict.fromkeys(asked[2:])) == labels
+    assert list(dict.fromkeys(labels_asked[2:])) == labels
 
 
 def test_the_model_answers_as_the_living_cluster() -> None:
@@ -360,24 +360,24 @@ def test_the_model_answers_as_the_living_cluster() -> None:
                     _write(cluster, reads, lock)
         for line in recorded:
             kind, answer = REQUESTS[line["method"]]
-            asked: Any = parse(kind, bytes.fromhex(line["req_hex"]))
+            request: Any = parse(kind, bytes.fromhex(line["req_hex"]))
             region = of[line["region"]]
-            asked.context.region_id, asked.context.peer.store_id = region.region_id, region.store_id
-            asked.context.region_epoch.version = region.version
+            request.context.region_id, request.context.peer.store_id = region.region_id, region.store_id
+            request.context.region_epoch.version = region.version
             if line["method"] == "KvCheckTxnStatus" and not reads.primaries:  # C was not listed before
-                key = asked.primary_key
-                _write(cluster, reads, wire.LockInfo(key=key, primary_lock=key, lock_version=asked.lock_ts))
+                key = request.primary_key
+                _write(cluster, reads, wire.LockInfo(key=key, primary_lock=key, lock_version=request.lock_ts))
             ask = {
                 "KvScanLock": reads.scan_lock,
                 "KvCheckTxnStatus": reads.check_txn,
                 "KvCheckSecondaryLocks": reads.check_secondaries,
                 "KvResolveLock": reads.resolve_lock,
             }[line["method"]]
-            mine = plain(answer, ask(region.store_id, asked.SerializeToString()))
+            ours = plain(answer, ask(region.store_id, request.SerializeToString()))
             theirs = plain(answer, bytes.fromhex(line["resp_hex"]))
-            _forget_ttl(mine)
+            _forget_ttl(ours)
             _forget_ttl(theirs)
-            assert mine == theirs, line["label"]
+            assert ours == theirs, line["label"]
             compared += 1
     assert compared == 24
 

@@ -99,11 +99,11 @@ class World:
         self.states[self.durable_ts] = state
         rows = [{"key": k, "start_ts": ts - 1, "commit_ts": ts, "value": v} for k, (ts, v) in sorted(state.items())]
         builder = SeedBuilder(TENANT, self.durable_ts)
-        found = []
+        segments = []
         for file in [*builder.add(pa.Table.from_pylist(rows, SEED)), *builder.finish()]:
             self.store.put(str(file.key), file.data)
-            found += [segment_in(str(file.key), info) for info in file.segments]
-        self.not_yet[sown_at(self.durable_ts)] = found
+            segments += [segment_in(str(file.key), info) for info in file.segments]
+        self.not_yet[sown_at(self.durable_ts)] = segments
 
     def publish(self) -> None:
         """The seeds are there."""
@@ -169,20 +169,20 @@ class World:
                 for segment in self.segments:
                     if segment.hi_ts > each.ts and segment.lo_ts <= as_of:
                         rows = source.rows(segment).to_pylist()
-                        mine = [
+                        replayed = [
                             r for r in rows if r["table_id"] == each.physical_id and each.ts < r["commit_ts"] <= as_of
                         ]
-                        yield pa.Table.from_pylist(mine, COMMITTED)
+                        yield pa.Table.from_pylist(replayed, COMMITTED)
 
-        found = pa.concat_tables([STATE.empty_table(), *rows_at(base(), changes())]).to_pylist()
-        assert [row["key"] for row in found] == sorted(row["key"] for row in found)
-        return {row["key"]: (row["commit_ts"], row["value"]) for row in found}
+        rows_read = pa.concat_tables([STATE.empty_table(), *rows_at(base(), changes())]).to_pylist()
+        assert [row["key"] for row in rows_read] == sorted(row["key"] for row in rows_read)
+        return {row["key"]: (row["commit_ts"], row["value"]) for row in rows_read}
 
     def wrong(self) -> str:
         """What is not as it must be at some timestamp; empty when all is."""
-        known = sorted(self.states)
+        known_ts = sorted(self.states)
         for as_of in range(START, self.durable_ts + 1):
-            want = self.states[max(ts for ts in known if ts <= as_of)]
+            want = self.states[max(ts for ts in known_ts if ts <= as_of)]
             if self.read(as_of) != want:
                 bases = sorted({b.ts for b in self.bases})
                 return f"seed {self.seed}: as of {as_of} of {self.durable_ts}, bases at {bases}"

@@ -59,10 +59,10 @@ changes = st.lists(number, min_size=1, max_size=3)
 Changes = list[tuple[int, int, int]]
 
 
-def overwritten(data: bytes, wanted: Changes) -> bytes:
+def overwritten(data: bytes, edits: Changes) -> bytes:
     """The bytes with numbers written over them."""
     out = bytearray(data)
-    for at, width, value in wanted:
+    for at, width, value in edits:
         at %= len(out)
         out[at : at + width] = (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")[: len(out) - at]
     return bytes(out)
@@ -135,48 +135,48 @@ def outcome(kind: Kind, data: bytes) -> CorruptObject | None:
 
 
 def read_batch_file(data: bytes) -> None:
-    found = decode_batch_file(BATCH_KEY, data)
-    slices = sorted(zip(*(found.regions.column(n).to_pylist() for n in ("row_offset", "row_count")), strict=True))
+    file = decode_batch_file(BATCH_KEY, data)
+    slices = sorted(zip(*(file.regions.column(n).to_pylist() for n in ("row_offset", "row_count")), strict=True))
     ends = [offset + count for offset, count in slices if count]
-    assert sum(count for _, count in slices) == (ends[-1] if ends else 0) == found.rows.num_rows
-    assert len(found.rows.to_pylist()) == found.rows.num_rows, "usable to the last byte"
-    encode_batch_file(BATCH_KEY, cut_ts=found.cut_ts, rows=found.rows, regions=found.regions, write_id=found.write_id)
+    assert sum(count for _, count in slices) == (ends[-1] if ends else 0) == file.rows.num_rows
+    assert len(file.rows.to_pylist()) == file.rows.num_rows, "usable to the last byte"
+    encode_batch_file(BATCH_KEY, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id=file.write_id)
 
 
 def read_watermarks(data: bytes) -> None:
-    found = decode_watermarks(BATCH_KEY, data[-64 * KIB :], len(data))
-    assert found is not None, "all of the file is given"
-    for region in found.regions.to_pylist():
-        assert region["resolved_ts"] <= found.cut_ts
+    watermarks = decode_watermarks(BATCH_KEY, data[-64 * KIB :], len(data))
+    assert watermarks is not None, "all of the file is given"
+    for region in watermarks.regions.to_pylist():
+        assert region["resolved_ts"] <= watermarks.cut_ts
         assert not region["end_key"] or region["start_key"] < region["end_key"]
 
 
 def read_seed(data: bytes) -> None:
     for info in SegmentFile.open("an object", data).segments:
         stored = data[info.offset :][: info.length]
-        found = decode_seed_segment(
+        seed = decode_seed_segment(
             "an object", info.number, stored, ts=SEED_TS, crc=info.crc, rows=info.rows, offset=info.offset
         )
-        keys = found["key"].to_pylist()
+        keys = seed["key"].to_pylist()
         assert len(keys) == info.rows
         assert all(a < b for a, b in pairwise(keys))
-        assert is_record(found["key"].combine_chunks()).all()
-        assert max(found["commit_ts"].to_pylist(), default=0) <= SEED_TS
+        assert is_record(seed["key"].combine_chunks()).all()
+        assert max(seed["commit_ts"].to_pylist(), default=0) <= SEED_TS
 
 
 def read_seed_manifest(data: bytes) -> None:
-    found = read_manifest(str(MANIFEST_KEY), data, TENANT, SEED_TS, 0)
-    for segment in found.segments:
-        assert 0 <= segment.offset < segment.offset + segment.length <= found.file_bytes[segment.n]
+    manifest = read_manifest(str(MANIFEST_KEY), data, TENANT, SEED_TS, 0)
+    for segment in manifest.segments:
+        assert 0 <= segment.offset < segment.offset + segment.length <= manifest.file_bytes[segment.n]
 
 
 def read_committed(data: bytes) -> None:
     for info in SegmentFile.open("an object", data).segments:
         stored = data[info.offset :][: info.length]
-        found = decode_committed_segment(
+        table = decode_committed_segment(
             "an object", info.number, stored, crc=info.crc, rows=info.rows, offset=info.offset
         )
-        order = list(zip(*(found[n].to_pylist() for n in ("table_id", "commit_ts", "start_ts", "key")), strict=True))
+        order = list(zip(*(table[n].to_pylist() for n in ("table_id", "commit_ts", "start_ts", "key")), strict=True))
         assert len(order) == info.rows
         assert all(a < b for a, b in pairwise(order))
 
@@ -220,9 +220,9 @@ def test_the_files_themselves_are_read() -> None:
 
 @calm
 @given(kinds, changes)
-def test_without_right_checksums_nothing_else_is_read(name: str, wanted: Changes) -> None:
+def test_without_right_checksums_nothing_else_is_read(name: str, edits: Changes) -> None:
     kind = KINDS[name]
-    data = overwritten(kind.data, wanted)
+    data = overwritten(kind.data, edits)
     if name != "watermarks" and data != kind.data:
         with bounded(len(data)):
             refused = outcome(kind, data)
@@ -232,10 +232,10 @@ def test_without_right_checksums_nothing_else_is_read(name: str, wanted: Changes
 
 @calm
 @given(kinds, changes)
-def test_any_number_in_the_bytes_of_a_footer(name: str, wanted: Changes) -> None:
+def test_any_number_in_the_bytes_of_a_footer(name: str, edits: Changes) -> None:
     kind = KINDS[name]
     body = kind.data[len(MAGIC) : -16 - len(kind.footer())]
-    tried(kind, closed(body, overwritten(kind.footer(), wanted)))
+    tried(kind, closed(body, overwritten(kind.footer(), edits)))
 
 
 @calm
@@ -266,22 +266,22 @@ def test_any_value_of_a_footer(name: str, which: int, column: str, value: int) -
 
 @calm
 @given(kinds, st.integers(0, 99), changes)
-def test_any_number_in_the_stream_of_a_segment(name: str, which: int, wanted: Changes) -> None:
+def test_any_number_in_the_stream_of_a_segment(name: str, which: int, edits: Changes) -> None:
     kind = KINDS[name]
     streams = kind.segments()
     n = which % len(streams)
-    streams[n] = streams[n][0], overwritten(streams[n][1], wanted)
+    streams[n] = streams[n][0], overwritten(streams[n][1], edits)
     data = kind.with_segments([(row, zstandard.compress(raw)) for row, raw in streams])
     tried(kind, data, sum(len(raw) for _, raw in streams))
 
 
 @calm
 @given(kinds, st.integers(0, 99), changes)
-def test_any_number_in_a_packed_frame(name: str, which: int, wanted: Changes) -> None:
+def test_any_number_in_a_packed_frame(name: str, which: int, edits: Changes) -> None:
     kind = KINDS[name]
     packed = [(row, zstandard.compress(raw)) for row, raw in kind.segments()]
     n = which % len(packed)
-    near = [(at % 24, width, value) for at, width, value in wanted]  # the header, which has the sizes
+    near = [(at % 24, width, value) for at, width, value in edits]  # the header, which has the sizes
     packed[n] = packed[n][0], overwritten(packed[n][1], near)
     tried(kind, kind.with_segments(packed), sum(row["raw_length"] for row, _ in packed))
 
@@ -356,7 +356,7 @@ def test_a_schema_with_repeated_or_nested_parts(place: tuple[str | int, ...], bi
 
 @calm
 @given(changes)
-def test_a_schema_whose_frame_lies(wanted: Changes) -> None:
+def test_a_schema_whose_frame_lies(edits: Changes) -> None:
     text = orjson.dumps(_SMALL)
-    near = [(at % 24, width, value) for at, width, value in wanted]
+    near = [(at % 24, width, value) for at, width, value in edits]
     tried(Kind(text, snapshot, str(SNAPSHOT), 0), overwritten(zstandard.compress(text), near), len(text))

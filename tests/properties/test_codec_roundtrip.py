@@ -137,15 +137,15 @@ def test_committed_files_round_trip(flushes: list[list[tuple[Any, ...]]]) -> Non
     ordered = [sorted(rows, key=lambda r: (r[0], r[4], r[3], r[2])) for rows in flushes]
     data, segments = build_committed_file(COMMITTED_KEY, list(enumerate(map(committed_table, ordered))), "x")
     for task, rows in enumerate(ordered):
-        found = []
+        rows_read = []
         for info in segments[task]:
             stored = data[info.offset : info.offset + info.length]
             table = decode_committed_segment("c", info.number, stored, crc=info.crc, rows=info.rows)
-            found += [tuple(row.values()) for row in table.to_pylist()]
-            keys = sorted(row[2] for row in found)
+            rows_read += [tuple(row.values()) for row in table.to_pylist()]
+            keys = sorted(row[2] for row in rows_read)
             assert (info.start_key, info.end_key) == (keys[0], keys[-1])
-            assert (info.lo_ts, info.hi_ts) == (min(r[4] for r in found), max(r[4] for r in found))
-        assert found == rows
+            assert (info.lo_ts, info.hi_ts) == (min(r[4] for r in rows_read), max(r[4] for r in rows_read))
+        assert rows_read == rows
 
 
 @calm

@@ -99,8 +99,8 @@ class CompactionMachine(RuleBasedStateMachine):
         held = []
         for no, task in enumerate(sorted(tasks)):
             seen = self.durable_ts[task]
-            made = segment(no, START + seen + 1, START + seen + 10)
-            advances.append(advance(task, START + seen, START + seen + 10, made))
+            segment_row = segment(no, START + seen + 1, START + seen + 10)
+            advances.append(advance(task, START + seen, START + seen + 10, segment_row))
             self.durable_ts[task] = seen + 10
             held.append((task, self.numbers))
         self.bucket[key] = held
@@ -110,8 +110,8 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(task=st.sampled_from([1, 2]), first=st.integers(0, 3), count=st.integers(1, 4))
     def plan_and_write(self, task: int, first: int, count: int) -> None:
         """Any neighbours, whether that pays or not."""
-        found = [p for p in pieces(self.catalog, T, upto_ts=TS_MAX, limit=99) if p.task_id == task]
-        inputs = found[first : first + count]
+        of_task = [p for p in pieces(self.catalog, T, upto_ts=TS_MAX, limit=99) if p.task_id == task]
+        inputs = of_task[first : first + count]
         if inputs:
             job = Job(key=f"compacted/{self.next()}", inputs=inputs)
             self.bucket[job.key] = [row for p in inputs for row in self.bucket[p.object_key] if row[0] == task]
@@ -178,8 +178,8 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_row_is_listed_once(self) -> None:
-        found = find_segments(self.catalog, T, after_ts=0, upto_ts=TS_MAX, limit=1000)
-        rows = [row for s in found for row in self.bucket[s.object_key] if row[0] == s.task_id]
+        segments = find_segments(self.catalog, T, after_ts=0, upto_ts=TS_MAX, limit=1000)
+        rows = [row for s in segments for row in self.bucket[s.object_key] if row[0] == s.task_id]
         assert sorted(rows) == sorted(self.written)
 
     @invariant()
@@ -219,17 +219,17 @@ TestCompactionMachine.settings = settings(max_examples=30, stateful_step_count=3
 
 @pytest.fixture
 def machine() -> Iterator[CompactionMachine]:
-    made = CompactionMachine()
-    yield made
-    made.teardown()
+    new_machine = CompactionMachine()
+    yield new_machine
+    new_machine.teardown()
 
 
 def test_the_machine_notices_a_swap_of_gone_inputs(machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = compaction._remove
 
-    def removed(conn: Any, task_id: int, wanted: dict[str, int]) -> None:
+    def removed(conn: Any, task_id: int, counts: dict[str, int]) -> None:
         with suppress(GuardFailed):
-            remove(conn, task_id, wanted)
+            remove(conn, task_id, counts)
 
     monkeypatch.setattr(compaction, "_all_live", lambda conn, keys: True)
     monkeypatch.setattr(compaction, "_remove", removed)

@@ -64,9 +64,9 @@ def test_defaults_look_like_values(lacking: ColumnRun, holding: ColumnRun, form:
 
 
 def test_neither_does_arrow(lacking: ColumnRun, holding: ColumnRun) -> None:
-    found, expected = lacking.native("t"), holding.native("t")
-    assert len(found) == 11
-    for ours, theirs in zip(found, expected, strict=True):
+    lacking_rows, expected = lacking.native("t"), holding.native("t")
+    assert len(lacking_rows) == 11
+    for ours, theirs in zip(lacking_rows, expected, strict=True):
         for name, value in ours.items():
             assert value == theirs[name], (name, ours["_commit_ts"])
 
@@ -104,9 +104,9 @@ def test_a_default_is_converted_as_the_value_is_as_of_a_timestamp() -> None:
     )
     converted = 0
     for name, pair in tables.items():
-        found = as_of(lacking, name)
-        assert found == as_of(holding, name), pair
-        converted += found is not None
+        default = as_of(lacking, name)
+        assert default == as_of(holding, name), pair
+        converted += default is not None
     assert converted > len(cases.PAIRS) // 4
 
 

@@ -96,9 +96,9 @@ class Upstream:
 
     def names(self) -> list[str]:
         """What the pusher is told to follow."""
-        known = [(self.schema.databases[db], i["name"]["O"]) for db, i in self.schema.tables.values()]
-        chosen = [f"{db}.{table}" for db, table in known if self.rand.random() < 0.4]
-        return chosen or [".".join(known[0])]
+        tables = [(self.schema.databases[db], i["name"]["O"]) for db, i in self.schema.tables.values()]
+        chosen = [f"{db}.{table}" for db, table in tables if self.rand.random() < 0.4]
+        return chosen or [".".join(tables[0])]
 
     def job(self) -> Iterator[Step]:
         """The steps of the next job."""
@@ -122,8 +122,8 @@ class Upstream:
     def _step(self, said: Json, written: dict[bytes, bytes | None]) -> Step:
         times = {"start_ts": self.ts - 1, "commit_ts": self.ts}
         places = ((defined_at(key), value) for key, value in written.items())
-        found = [Definition(**times, db_id=at[0], table_id=at[1], info=value) for at, value in places if at]
-        return Step(**times, jobs=(parse_job(said, **times),), definitions=tuple(found))
+        definitions = [Definition(**times, db_id=at[0], table_id=at[1], info=value) for at, value in places if at]
+        return Step(**times, jobs=(parse_job(said, **times),), definitions=tuple(definitions))
 
     def shown(self, kept: TableFilter) -> set[tuple[str, str]]:
         """The tables of which the pusher sends rows."""
@@ -153,9 +153,9 @@ def wrong(seed: int, jobs: int = 25) -> str:
                 return f"{consumer.known} {shown(served, upstream.ts)} {upstream.shown(kept)}"
             served = History.load(served.dump()) if upstream.rand.random() < 0.2 else served.copy()
             for table in served.snapshot(upstream.ts).tables.values():
-                wanted = all(is_sent(kept, i) for i in table.physical_ids)
-                if is_readable(served, table, upstream.ts, seeds) != wanted:
-                    return f"{table.name} can be read: {not wanted}"
+                expected = all(is_sent(kept, i) for i in table.physical_ids)
+                if is_readable(served, table, upstream.ts, seeds) != expected:
+                    return f"{table.name} can be read: {not expected}"
         except (TiStreamError, AssertionError, KeyError) as error:
             return repr(error)
     return ""

@@ -58,15 +58,15 @@ PLACES = [path for path in paths(SMALL) if path]
 
 def changed(document: Any, path: Path, value: Any) -> Any:
     """The document with another value at one place."""
-    found = copy.deepcopy(document)
-    inner = found
+    copied = copy.deepcopy(document)
+    inner = copied
     for step in path[:-1]:
         inner = inner[step]
     if value is NOT_THERE:
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    return found
+    return copied
 
 
 def activated(data: bytes) -> bool:

@@ -46,13 +46,13 @@ class Key:
         return not any(newest < ts <= t and self.may_be_missing(ts) for ts in moments(self.unit))
 
     def rows(self) -> list[dict[str, Any]]:
-        found = []
+        logged = []
         for ts, (value, expire_ts) in self.log.items():
             flags = change.FLAG_OLD_VALUE_UNKNOWN | change.FLAG_SCANNED * (ts in self.scans)
             op = change.Op.DELETE if value is None else change.Op.PUT
             times = {"start_ts": self.scans.get(ts, ts), "expire_ts": expire_ts}
-            found.append(log_row(0, ts, self.name, op=op, value=value, flags=flags, **times))
-        return found
+            logged.append(log_row(0, ts, self.name, op=op, value=value, flags=flags, **times))
+        return logged
 
 
 def moments(unit: int) -> list[int]:
@@ -74,7 +74,7 @@ def shown_at(versions: dict[int, tuple[bytes | None, int]], t: int) -> tuple[byt
 def keys(draw: st.DrawFn) -> list[Key]:
     unit = draw(st.sampled_from([1, SECOND]))
     values = st.one_of(st.none(), st.sampled_from([b"", b"v", b"w"]))
-    made = []
+    drawn = []
     for n in range(draw(st.integers(1, 4))):
         versions = st.tuples(values, st.sampled_from([0, 0, 2, 5, 8, 99]))
         truth = {ts * unit: v for ts, v in draw(st.dictionaries(st.sampled_from(MOMENTS), versions)).items()}
@@ -85,50 +85,50 @@ def keys(draw: st.DrawFn) -> list[Key]:
         for ts in truth:
             if ts not in key.scans and key.scans and any(s < ts < c for c, s in key.scans.items()):
                 key.lost |= {ts} if draw(st.booleans()) else set()
-        made.append(key)
-    return made
+        drawn.append(key)
+    return drawn
 
 
-def table_of(made: list[Key]) -> pa.Table:
-    return log_table(*(row for key in made for row in key.rows()))
+def table_of(keys_drawn: list[Key]) -> pa.Table:
+    return log_table(*(row for key in keys_drawn for row in key.rows()))
 
 
 def state_of(rows: pa.Table, t: int, order: list[int], limit: int) -> tuple[list[dict[str, Any]], list[bytes]]:
     """(all entries page by page, unknown keys), the rows added in this order in parts of three."""
-    found: list[dict[str, Any]] = []
+    known_rows: list[dict[str, Any]] = []
     unknown: list[bytes] | None = None
     after = b""
     while True:
         state = RangeState(t, limit=limit, size=1 << 20)
         shuffled = rows.take(pa.array(order, pa.int64()))
-        mine = shuffled.filter(pa.array([key > after for key in shuffled["key"].to_pylist()], pa.bool_()))
-        for at in range(0, mine.num_rows, 3):
-            state.add(mine.slice(at, 3))
+        above = shuffled.filter(pa.array([key > after for key in shuffled["key"].to_pylist()], pa.bool_()))
+        for at in range(0, above.num_rows, 3):
+            state.add(above.slice(at, 3))
             if at % 2:
                 state.entries()
         entries = state.entries()
-        found += entries.to_pylist()
+        known_rows += entries.to_pylist()
         unknown = state.unknown_keys().to_pylist() if unknown is None else unknown
         if state.last_key is None:
-            return found, unknown
+            return known_rows, unknown
         assert entries.num_rows <= limit
         after = state.last_key
 
 
 @settings(max_examples=150)
-@given(made=keys(), data=st.data())
-def test_what_is_called_known_is_true_and_the_rest_is_not_determined(made: list[Key], data: st.DataObject) -> None:
-    rows = table_of(made)
+@given(drawn=keys(), data=st.data())
+def test_what_is_called_known_is_true_and_the_rest_is_not_determined(drawn: list[Key], data: st.DataObject) -> None:
+    rows = table_of(drawn)
     order = data.draw(st.permutations(range(rows.num_rows)))
     limit = data.draw(st.integers(1, 5))
-    t = data.draw(st.sampled_from(moments(made[0].unit)[3:]))
-    found, unknown = state_of(rows, t, order, limit)
-    assert unknown == [key.name for key in made if not key.is_determined(t)]
-    entries = {entry["key"]: entry for entry in found}
+    t = data.draw(st.sampled_from(moments(drawn[0].unit)[3:]))
+    entries_found, unknown = state_of(rows, t, order, limit)
+    assert unknown == [key.name for key in drawn if not key.is_determined(t)]
+    entries = {entry["key"]: entry for entry in entries_found}
     assert list(entries) == sorted(entries)
-    assert len(entries) == len(found)
-    assert not [entry for entry in found if entry["known"] and entry["value"] is None]
-    for key in made:
+    assert len(entries) == len(entries_found)
+    assert not [entry for entry in entries_found if entry["known"] and entry["value"] is None]
+    for key in drawn:
         entry = entries.get(key.name)
         shown = (
             None
@@ -142,19 +142,19 @@ def test_what_is_called_known_is_true_and_the_rest_is_not_determined(made: list[
 
 
 @settings(max_examples=150)
-@given(made=keys(), data=st.data())
-def test_the_nearest_known_moments_hold_for_all_keys(made: list[Key], data: st.DataObject) -> None:
-    times = moments(made[0].unit)
+@given(drawn=keys(), data=st.data())
+def test_the_nearest_known_moments_hold_for_all_keys(drawn: list[Key], data: st.DataObject) -> None:
+    times = moments(drawn[0].unit)
     t = data.draw(st.sampled_from(times[3:]))
     earliest = data.draw(st.sampled_from([1, times[6]]))
-    known = [ts for ts in times if all(key.is_determined(ts) for key in made)]
-    found = known_moments(table_of(made), t, earliest=earliest)
-    if t in known:
-        assert (found.before, found.after) == (t, t)
+    determined = [ts for ts in times if all(key.is_determined(ts) for key in drawn)]
+    moments_found = known_moments(table_of(drawn), t, earliest=earliest)
+    if t in determined:
+        assert (moments_found.before, moments_found.after) == (t, t)
         return
-    before = max((ts for ts in known if ts < t), default=0)
-    assert found.before == (before if before >= earliest else None)
-    assert found.after == min((ts for ts in known if ts > t), default=None)
+    before = max((ts for ts in determined if ts < t), default=0)
+    assert moments_found.before == (before if before >= earliest else None)
+    assert moments_found.after == min((ts for ts in determined if ts > t), default=None)
 
 
 def state(*rows: dict[str, Any], t: int) -> tuple[list[dict[str, object]], list[bytes]]:
@@ -182,8 +182,8 @@ def test_an_entry_expires_by_the_clock_of_the_read(seconds: int, shown: bool) ->
 
 
 def test_a_page_ends_at_its_bytes() -> None:
-    made = [Key(b"k%d" % n, 1, {1: (b"x" * 100, 0)}) for n in range(5)]
+    drawn = [Key(b"k%d" % n, 1, {1: (b"x" * 100, 0)}) for n in range(5)]
     page = RangeState(5, limit=100, size=250)
-    page.add(table_of(made))
+    page.add(table_of(drawn))
     assert page.entries()["key"].to_pylist() == [b"k0", b"k1"]
     assert page.last_key == b"k1"

@@ -81,16 +81,16 @@ class OwnerMachine(RuleBasedStateMachine):
     def acquire(self, me: str, starts: bool = False) -> None:
         replaces = starts and self.model["leader"] == me
         free = self.model["epoch"] == 0 or abs(self.now_ms - self.model["heartbeat_ms"]) > LEADER_LEASE_MS
-        got = acquire_leadership(self.catalog, me, starts=starts)
+        epoch = acquire_leadership(self.catalog, me, starts=starts)
         if not replaces and not free:
-            assert got is None
+            assert epoch is None
             return
         self.model.update(leader=me, epoch=self.model["epoch"] + 1, heartbeat_ms=self.now_ms)
-        assert got is not None
-        assert got == self.model["epoch"]
-        assert got not in self.ruled, "an epoch was given twice"
-        self.ruled.add(got)
-        self.epochs[me] = got
+        assert epoch is not None
+        assert epoch == self.model["epoch"]
+        assert epoch not in self.ruled, "an epoch was given twice"
+        self.ruled.add(epoch)
+        self.epochs[me] = epoch
 
     @rule(me=names, ms=st.sampled_from(AROUND_MS))
     def challenge(self, me: str, ms: int) -> None:
@@ -114,10 +114,10 @@ class OwnerMachine(RuleBasedStateMachine):
         """Only the present epoch may assign, whatever the lease says."""
         epoch = self.epochs.get(me, 0)
         wins = epoch == self.model["epoch"] != 0
-        got = assign_task(
+        granted = assign_task(
             self.catalog, self.task_id, worker_id="sorter-1", seen_epoch=self.task_epoch, leader_epoch=epoch
         )
-        assert got == (self.task_epoch + 1 if wins else None)
+        assert granted == (self.task_epoch + 1 if wins else None)
         self.task_epoch += wins
 
     @rule()
@@ -128,9 +128,9 @@ class OwnerMachine(RuleBasedStateMachine):
     @invariant()
     def the_row_is_the_model(self) -> None:
         row = get_leader(self.catalog)
-        found = (row.name, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
+        seen = (row.name, row.epoch, row.heartbeat_age_ms) if row else (None, 0, None)
         age = abs(self.now_ms - self.model["heartbeat_ms"]) if self.model["epoch"] else None
-        assert found == (self.model["leader"], self.model["epoch"], age)
+        assert seen == (self.model["leader"], self.model["epoch"], age)
         assert get_task(self.catalog, self.task_id).epoch == self.task_epoch
 
     def teardown(self) -> None:

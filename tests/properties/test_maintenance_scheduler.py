@@ -41,9 +41,9 @@ def one(need: TenantNeed, *jobs: JobRow, **more: Any) -> NewJob:
     return job
 
 
-def job_or_none(need: TenantNeed, *jobs: JobRow, settings: MaintenanceRules = USUAL, **known: object) -> NewJob | None:
+def job_or_none(need: TenantNeed, *jobs: JobRow, settings: MaintenanceRules = USUAL, **more: object) -> NewJob | None:
     opened = [job for job in jobs if not job.ended_ms]
-    decision = decide([need], Known(now_ms=NOW, open=opened, ended=[j for j in jobs if j.ended_ms], **known), settings)  # type: ignore[arg-type]
+    decision = decide([need], Known(now_ms=NOW, open=opened, ended=[j for j in jobs if j.ended_ms], **more), settings)  # type: ignore[arg-type]
     assert len(decision.enqueue) <= 1
     return decision.enqueue[0] if decision.enqueue else None
 
@@ -246,12 +246,12 @@ def test_a_log_that_does_not_grow_has_no_job() -> None:
 def test_a_decision_that_is_repeated_names_the_same_jobs() -> None:
     model = many(5, decide=lambda *_: maintenance.Decision())
     model.run(5)
-    needs, known = model.needs(), model.known()
-    first = decide(needs, known, USUAL)
+    needs, facts = model.needs(), model.known()
+    first = decide(needs, facts, USUAL)
     assert len(first.enqueue) > 3
-    assert decide(list(reversed(needs)), known, USUAL) == first
+    assert decide(list(reversed(needs)), facts, USUAL) == first
     opened = [job_row(99 + n, new, NOW) for n, new in enumerate(first.enqueue)]
-    again = decide(needs, replace(known, open=[*known.open, *opened]), USUAL)
+    again = decide(needs, replace(facts, open=[*facts.open, *opened]), USUAL)
     assert not {new.tenant for new in again.enqueue} & {new.tenant for new in first.enqueue}
 
 
@@ -292,8 +292,8 @@ class TestMutants:
             judge()
 
     def test_a_scheduler_that_ignores_what_was_spent_is_caught(self) -> None:
-        def spendthrift(needs: list[TenantNeed], known: Known, settings: MaintenanceRules) -> maintenance.Decision:
-            return decide(needs, replace(known, spent_bytes=0), settings)
+        def spendthrift(needs: list[TenantNeed], facts: Known, settings: MaintenanceRules) -> maintenance.Decision:
+            return decide(needs, replace(facts, spent_bytes=0), settings)
 
         model = many(1, decide=spendthrift)
         model.run(360)

@@ -52,7 +52,7 @@ def laid_out(rows: pa.Table, rng: random.Random) -> dict[int, tuple[SegmentRow, 
     if rng.random() < 0.5:
         rng.shuffle(owners)
     owner = np.array(owners)
-    found = {}
+    segments = {}
     for number in np.unique(owner).tolist():
         part = rows.filter(pa.array(owner == number))
         ids, keys = part["table_id"].to_pylist(), part["key"].to_pylist()
@@ -72,8 +72,8 @@ def laid_out(rows: pa.Table, rng: random.Random) -> dict[int, tuple[SegmentRow, 
             crc=0,
             object_key="o",
         )
-        found[number] = (segment, part)
-    return found
+        segments[number] = (segment, part)
+    return segments
 
 
 def rank_of(row: dict[str, Any]) -> int:
@@ -105,28 +105,28 @@ def walk(seed: int, mutate: Mutate = lambda at: at) -> tuple[list[Message], list
     )
     room = Room(rows=rng.choice([1, 4, 1000]), bytes=rng.choice([30, 100, 1 << 20]))
     at: Inside | None = Inside(commit_ts=COMMIT_TS, mode="m")
-    got: list[Message] = []
+    delivered: list[Message] = []
     for _ in range(10 * rows.num_rows + 50):
         assert at is not None
         held = laid_out(rows, rng)
         segments = [segment for segment, _ in held.values()]
         page = read_inside(at, segments, lambda s, held=held: held[s.number][1], manner, room)  # type: ignore[misc]
-        mine = [*messages(page.rows, ranked=ranked), *messages(page.second, ranked=ranked, second=True)]
-        assert len(mine) <= room.rows
-        got += sorted(mine)
+        on_page = [*messages(page.rows, ranked=ranked), *messages(page.second, ranked=ranked, second=True)]
+        assert len(on_page) <= room.rows
+        delivered += sorted(on_page)
         if page.next is None:
-            return got, expected(rows, ranked=ranked, splits=splits)
+            return delivered, expected(rows, ranked=ranked, splits=splits)
         text = position.encode_inside(SCOPE, mutate(page.next))
         at = position.read_cursor(text, SCOPE).inside
-    return got, expected(rows, ranked=ranked, splits=splits)
+    return delivered, expected(rows, ranked=ranked, splits=splits)
 
 
 @pytest.mark.parametrize("few", [False, True])
 def test_pages_hold_each_change_once_and_in_order(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     monkeypatch.setattr(inside, "_LOOKED_AT_BYTES_MAX", 100 if few else 1 << 30)
     for seed in range(12):
-        got, want = walk(seed)
-        assert got == want, seed
+        delivered, want = walk(seed)
+        assert delivered == want, seed
 
 
 MUTANTS: dict[str, Mutate] = {
@@ -143,15 +143,15 @@ MUTANTS: dict[str, Mutate] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_position_that_forgets_something_is_noticed(name: str) -> None:
     def differs(seed: int) -> bool:
-        got, want = walk(seed, MUTANTS[name])
-        return got != want
+        delivered, want = walk(seed, MUTANTS[name])
+        return delivered != want
 
     assert any(differs(seed) for seed in range(60))
 
 
 def test_a_page_is_as_large_as_asked() -> None:
     rows = drawn(random.Random(3))
-    ((segment, table),) = next(found for n in range(99) if len(found := laid_out(rows, random.Random(n))) == 1).values()
+    ((segment, table),) = next(log for n in range(99) if len(log := laid_out(rows, random.Random(n))) == 1).values()
     manner = Manner(
         mode="m", ranked=False, splits=False, select=lambda r: Selected(rows=r, quarantined=()), sizes=bytes_of
     )

@@ -75,9 +75,9 @@ class Served:
         """Of a table, as of a timestamp."""
         answer = self.api.ok(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson", **params)
         rows = [orjson.loads(line)["columns"] for line in answer.content.splitlines()]
-        found = {int(row["id"]): str(row["note"]) for row in rows}
-        assert len(found) == len(rows), f"{name} as of {moment} has rows twice"
-        return found
+        notes = {int(row["id"]): str(row["note"]) for row in rows}
+        assert len(notes) == len(rows), f"{name} as of {moment} has rows twice"
+        return notes
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -134,8 +134,8 @@ def check_continued(served: Served, moments: list[int]) -> None:
     for moment in moments:
         assert served.columns_at(moment, continued=True) == world.columns_at(moment, told=True)
         names = list(world.tables_at(moment, told=True))
-        found = {name: served.rows_of(name, moment, continued=True) for name in names}
-        world.check(moment, found, whole=True, told=True)
+        tables = {name: served.rows_of(name, moment, continued=True) for name in names}
+        world.check(moment, tables, whole=True, told=True)
 
 
 def check_delivered(served: Served) -> None:
@@ -150,12 +150,12 @@ def check_left_out(served: Served) -> None:
     """Each row that is not delivered is counted, as a copy or as written to an id that is gone."""
     world, history = served.world, served.api.services.served(TENANT).history
     assert history is not None
-    found, rows = Counter[IdStatus](), changes_of(world.rows)
+    left_out, rows = Counter[IdStatus](), changes_of(world.rows)
     for part in excluded_rows(history, rows):
-        found[part.status] += part.rows
-    of_jobs = found.pop(IdStatus.SYSTEM)
-    assert found.keys() <= {IdStatus.COPY, IdStatus.RETIRED}
-    assert sum(found.values()) == rows.num_rows - of_jobs - len(world.shown)
+        left_out[part.status] += part.rows
+    of_jobs = left_out.pop(IdStatus.SYSTEM)
+    assert left_out.keys() <= {IdStatus.COPY, IdStatus.RETIRED}
+    assert sum(left_out.values()) == rows.num_rows - of_jobs - len(world.shown)
     assert served.api.services.problems() == []
 
 
@@ -193,17 +193,17 @@ def test_a_later_reader_gets_what_was_served_while_the_log_grew(served: Served) 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_log_without_a_seed_shows_all_rows_of_a_table_or_asks_for_its_seed(seed: int, tmp_path: Path) -> None:
     """Where the log begins while a reorganisation copies rows, those that were copied before it are not in the log."""
-    world, asked = world_of(seed), 0
+    world, unseeded = world_of(seed), 0
     with world.serve(tmp_path, seeded=False) as api:
         served = Served(world, api)
         for moment, job in around_versions(world):
             for name in world.tables_of(job, moment):
                 answer = api.get(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson")
                 if answer.status_code != 200 and answer.json()["code"] == SeedNeeded.code:
-                    asked += 1
+                    unseeded += 1
                 else:
                     world.check(moment, {name: served.rows_of(name, moment)})
-    assert asked > 0
+    assert unseeded > 0
 
 
 def is_noticed(seed: int, folder: Path) -> bool:

@@ -97,26 +97,26 @@ class Client:
             message = read_change_data(data)
             for event in message.events:
                 place = event.request_id, event.region_id
-                told = self.living.get(place)
-                if told is None:
+                registration = self.living.get(place)
+                if registration is None:
                     continue
                 if event.rows is not None:
-                    self.take(told, event.rows.to_pylist())
-                told.initialized = told.initialized or event.initialized
+                    self.take(registration, event.rows.to_pylist())
+                registration.initialized = registration.initialized or event.initialized
                 if event.error is not None:
                     self.over.append(self.living.pop(place))
             if (resolved := message.resolved) is not None:
                 for region_id in resolved.regions.tolist():
-                    if (told := self.living.get((resolved.request_id, region_id))) is not None:
-                        told.resolved_ts = max(told.resolved_ts, resolved.ts)
+                    if (registration := self.living.get((resolved.request_id, region_id))) is not None:
+                        registration.resolved_ts = max(registration.resolved_ts, resolved.ts)
 
-    def take(self, told: Told, rows: list[dict[str, Any]]) -> None:
+    def take(self, registration: Told, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             key = row["key"]
-            assert key in told.range
+            assert key in registration.range
             assert (row["kind"], row["start_ts"], row["old_value"]) == (RowKind.COMMITTED, row["commit_ts"], None)
-            assert row["commit_ts"] > max(told.checkpoint_ts, told.resolved_ts)
-            told.rows.setdefault(key, []).append((row["commit_ts"], row["op"], row["value"], row["expire_ts"]))
+            assert row["commit_ts"] > max(registration.checkpoint_ts, registration.resolved_ts)
+            registration.rows.setdefault(key, []).append((row["commit_ts"], row["op"], row["value"], row["expire_ts"]))
 
 
 @pytest.mark.parametrize("faults", [CALM, STORM], ids=["calm", "storm"])
@@ -127,20 +127,20 @@ def test_a_registration_gets_the_newest_versions_and_every_later_write(faults: F
         client = Client(seed, faults, hybrid=hybrid)
         client.play()
         refused += client.workload.refused
-        for told in (told for told in client.over if told.initialized):
-            is_whole = faults is CALM and told in client.living.values()
-            for key in filter(told.range.__contains__, client.workload.versions):
-                skipped += check(told, key, client.workload.versions[key], is_whole=is_whole)
-            said += sum(map(len, told.rows.values()))
+        for registration in (registration for registration in client.over if registration.initialized):
+            is_whole = faults is CALM and registration in client.living.values()
+            for key in filter(registration.range.__contains__, client.workload.versions):
+                skipped += check(registration, key, client.workload.versions[key], is_whole=is_whole)
+            said += sum(map(len, registration.rows.values()))
     assert refused or hybrid, "PD was away for longer than the timestamps of a store lasted"
     assert skipped, "some scans began below versions that were overwritten"
     assert said > 500
 
 
-def check(told: Told, key: bytes, truth: list[RawRow], *, is_whole: bool) -> int:
+def check(registration: Told, key: bytes, truth: list[RawRow], *, is_whole: bool) -> int:
     """Compare what was said of a key with its writes; how many above the checkpoint were never sent."""
     number = {row.commit_ts: i for i, row in enumerate(truth)}
-    rows, before = told.rows.get(key, []), told.before.get(key, 0)
+    rows, before = registration.rows.get(key, []), registration.before.get(key, 0)
     at = [number[row[0]] for row in rows]
     assert rows == [(truth[i].commit_ts, truth[i].op, truth[i].value, truth[i].expire_ts) for i in at]
     live = sorted({i for i in at if i >= before})
@@ -149,12 +149,12 @@ def check(told: Told, key: bytes, truth: list[RawRow], *, is_whole: bool) -> int
     assert len(at) <= len(live) + 1
     orders = [at, *(at[:i] + at[i + 1 :] for i in range(len(at)))]
     assert any(order == sorted(order) for order in orders), "but for the scan's, rows come in the order of writes"
-    if before and truth[before - 1].commit_ts > told.checkpoint_ts:
+    if before and truth[before - 1].commit_ts > registration.checkpoint_ts:
         assert before - 1 in at or live, "the newest version"
     if is_whole:
         assert before + len(live) == len(truth)
     first = min(at, default=0)
-    return sum(row.commit_ts > told.checkpoint_ts for row in truth[:first])
+    return sum(row.commit_ts > registration.checkpoint_ts for row in truth[:first])
 
 
 def test_others_hear_nothing_of_raw_keys_and_delete_range_is_not_heard_of() -> None:

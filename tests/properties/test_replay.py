@@ -107,16 +107,16 @@ def test_whenever_a_client_registers_it_hears_what_it_is_promised(seed: int) -> 
     everything = quiet_versions()
     stage = Stage(recording, UNOWNED)
     living: tuple[int, KeyRange, int] | None = None  # request, range, checkpoint
-    heard: set[tuple[bytes, int]] = set()  # by it
+    received: set[tuple[bytes, int]] = set()  # by it
     locks: set[tuple[bytes, int]] = set()
     initialized = False
     for number in range(len(recording.lines)):
         if living is None and rand.randint(0, 3) == 0:
             middle = table.start + b"_r\x80\x00\x00\x00\x00\x01" + bytes([rand.randint(0x2C, 0x2D), 0])
-            wanted = rand.choice([table, KeyRange(table.start, middle), KeyRange()])
+            asked_range = rand.choice([table, KeyRange(table.start, middle), KeyRange()])
             tile = next(stage.plan.tiles(stage.line, table.start, table.end))
             checkpoints = [recording.start_ts, *(ts - rand.randint(0, 1) for _, ts in everything)]
-            living, heard = (number + 1, wanted, rand.choice(checkpoints)), set()
+            living, received = (number + 1, asked_range, rand.choice(checkpoints)), set()
             locks, initialized = set(), False
             stage.register(1, tile.store_id, request_of(recording, tile.region.region_id, tile.region.version, living))
         elif living is not None and rand.randint(0, 30) == 0:
@@ -143,15 +143,15 @@ def test_whenever_a_client_registers_it_hears_what_it_is_promised(seed: int) -> 
                     if row.kind == RowKind.PREWRITE:
                         locks.add((row.key, row.start_ts))
                     assert not (initialized and row.kind == RowKind.COMMIT) or (row.key, row.start_ts) in locks
-                heard |= {(r.key, r.commit_ts) for r in rows if r.commit_ts}
+                received |= {(r.key, r.commit_ts) for r in rows if r.commit_ts}
             for said in resolved:
                 assert living is not None
                 assert initialized
                 _, key_range, checkpoint_ts = living
                 promised = {v for v in everything if v[0] in key_range and checkpoint_ts < v[1] <= said.ts}
-                assert promised <= heard
+                assert promised <= received
         living = None if cut else living
-        assert heard <= everything
+        assert received <= everything
 
 
 @cache

@@ -151,20 +151,20 @@ def tables(draw: st.DrawFn) -> tuple[RowLayout, list[bytes], list[bytes | None]]
     return layout, keys, rows
 
 
-def same(column: ColumnSpec, got: object, want: object) -> bool:
+def same(column: ColumnSpec, value: object, want: object) -> bool:
     if column.tp == 4 and isinstance(want, float):
         with np.errstate(over="ignore"):
             want = float(np.float32(want))
-    if column.tp in (4, 5) and isinstance(want, float) and isinstance(got, float):
-        return struct.pack("<d", got) == struct.pack("<d", want) or (got != got and want != want)
-    return got == want
+    if column.tp in (4, 5) and isinstance(want, float) and isinstance(value, float):
+        return struct.pack("<d", value) == struct.pack("<d", want) or (value != value and want != want)
+    return value == want
 
 
 def agree(layout: RowLayout, keys: list[bytes], rows: list[bytes | None]) -> int:
     """Decode both ways and compare. Returns the number of broken rows."""
     decoded = decode(layout, pa.array(keys, pa.binary()), pa.array(rows, pa.binary()))
     decoded.batch.validate(full=True)
-    got = [column.to_pylist() for column in decoded.batch.columns]
+    columns = [column.to_pylist() for column in decoded.batch.columns]
     broken = {error.index: error for error in decoded.errors}
     assert [error.index for error in decoded.errors] == sorted(broken)
     for index, (key, row) in enumerate(zip(keys, rows, strict=True)):
@@ -172,13 +172,13 @@ def agree(layout: RowLayout, keys: list[bytes], rows: list[bytes | None]) -> int
             want = ref.decode_row(layout, key, row)
         except ref.BrokenRow:
             assert index in broken, (index, row)
-            assert all(values[index] is None for values in got)
+            assert all(values[index] is None for values in columns)
             assert broken[index].cause
             assert -1 <= broken[index].offset <= len(row or b"")
             continue
         assert index not in broken, broken[index]
-        for column, values, wanted in zip(layout.columns, got, want, strict=True):
-            assert same(column, values[index], wanted), (column, values[index], wanted)
+        for column, values, expected in zip(layout.columns, columns, want, strict=True):
+            assert same(column, values[index], expected), (column, values[index], expected)
     return len(broken)
 
 

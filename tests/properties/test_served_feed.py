@@ -72,26 +72,26 @@ class Client:
     def register(self) -> None:
         region = self.rand.choice(self.cluster.regions())
         bound = self.rand.choice(self.cluster.regions()).range.start
-        wanted = self.rand.choice([KeyRange(), KeyRange(bound), KeyRange(b"m", b"n"), KeyRange(b"", bound or b"u")])
-        both = region.range.intersect(wanted)
+        key_range = self.rand.choice([KeyRange(), KeyRange(bound), KeyRange(b"m", b"n"), KeyRange(b"", bound or b"u")])
+        both = region.range.intersect(key_range)
         if both is None:
             return
         checkpoint_ts = self.rand.choice([FLOOR, self.cluster.now_ts, self.rand.randint(FLOOR, self.cluster.now_ts)])
         self.requests += 1
         self.living[self.requests, region.region_id] = Told(both, checkpoint_ts)
         version = region.version - (self.rand.random() < 0.05)
-        asked = self.request(self.requests, region.region_id, version, wanted, checkpoint_ts)
-        self.feed.request(1, region.store_id, asked, self.now)
+        message = self.request(self.requests, region.region_id, version, key_range, checkpoint_ts)
+        self.feed.request(1, region.store_id, message, self.now)
 
     def request(
-        self, request_id: int, region_id: int, version: int, wanted: KeyRange, checkpoint_ts: int, **more: bool
+        self, request_id: int, region_id: int, version: int, key_range: KeyRange, checkpoint_ts: int, **more: bool
     ) -> Request:
         return Request(
             cluster_id=1,
             region_id=region_id,
             version=version,
             request_id=request_id,
-            range=wanted,
+            range=key_range,
             checkpoint_ts=checkpoint_ts,
             kv_api=0,
             deregister=more.get("deregister", False),
@@ -106,39 +106,39 @@ class Client:
                 self.hear_event(event)
             if said.resolved is not None:
                 for region_id in said.resolved.regions.tolist():
-                    told = self.living[said.resolved.request_id, region_id]
-                    assert told.initialized
-                    told.resolved_ts = max(told.resolved_ts, said.resolved.ts)
-                    self.check(told)
+                    registration = self.living[said.resolved.request_id, region_id]
+                    assert registration.initialized
+                    registration.resolved_ts = max(registration.resolved_ts, said.resolved.ts)
+                    self.check(registration)
 
     def hear_event(self, event: RegionEvent) -> None:
-        told = self.living[event.request_id, event.region_id]
+        registration = self.living[event.request_id, event.region_id]
         for row in event.rows.to_pylist() if event.rows is not None else []:
             key, lock = row["key"], (row["key"], row["start_ts"])
-            assert key in told.range
+            assert key in registration.range
             if row["kind"] == RowKind.PREWRITE:
-                told.prewritten.add(lock)
+                registration.prewritten.add(lock)
             elif row["kind"] in (RowKind.COMMIT, RowKind.COMMITTED):
-                assert row["commit_ts"] > told.resolved_ts or (key, row["commit_ts"]) in told.versions
-                if row["kind"] == RowKind.COMMIT and told.initialized:
-                    assert lock in told.prewritten
-                told.versions.add((key, row["commit_ts"]))
-        assert not (event.initialized and told.initialized)
-        told.initialized |= event.initialized
+                assert row["commit_ts"] > registration.resolved_ts or (key, row["commit_ts"]) in registration.versions
+                if row["kind"] == RowKind.COMMIT and registration.initialized:
+                    assert lock in registration.prewritten
+                registration.versions.add((key, row["commit_ts"]))
+        assert not (event.initialized and registration.initialized)
+        registration.initialized |= event.initialized
         if event.error is not None and event.error.kind is not None:
             assert event.error.kind not in (RegionErrorKind.COMPATIBILITY, RegionErrorKind.CLUSTER_ID_MISMATCH)
             self.over.append(self.living.pop((event.request_id, event.region_id)))
 
-    def check(self, told: Told) -> None:
+    def check(self, registration: Told) -> None:
         """Everything in its range above its checkpoint and up to its resolved ts was told."""
         for row in self.workload.committed:
-            if row.key in told.range and told.checkpoint_ts < row.commit_ts <= told.resolved_ts:
-                assert (row.key, row.commit_ts) in told.versions
+            if row.key in registration.range and registration.checkpoint_ts < row.commit_ts <= registration.resolved_ts:
+                assert (row.key, row.commit_ts) in registration.versions
 
     def check_nothing_made_up(self) -> None:
-        known = {(row.key, row.commit_ts) for row in self.workload.committed}
-        for told in [*self.over, *self.living.values()]:
-            assert told.versions <= known
+        committed = {(row.key, row.commit_ts) for row in self.workload.committed}
+        for registration in [*self.over, *self.living.values()]:
+            assert registration.versions <= committed
 
 
 faults = st.sampled_from([CALM, STORM, replace(STORM, scan_rows=1, scan_s=0.5, held=0.5, held_s=1.0)])
@@ -165,6 +165,6 @@ def test_who_stays_hears_everything(seed: int, profile_number: int) -> None:
     end_ts = client.workload.tick()
     client.feed.tick(end_ts, client.now)
     client.hear()
-    for told in client.living.values():
-        assert (told.initialized, told.resolved_ts) == (True, end_ts)
-        client.check(told)
+    for registration in client.living.values():
+        assert (registration.initialized, registration.resolved_ts) == (True, end_ts)
+        client.check(registration)

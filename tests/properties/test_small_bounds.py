@@ -49,9 +49,9 @@ def test_every_bound_is_there_and_is_put_back() -> None:
 
 
 def test_some_seeds_of_each_scenario_have_small_bounds_and_each_bound_is_small_in_some() -> None:
-    found: set[str] = set()
+    bounds_made: set[str] = set()
     for profile in PROFILES:
         of_profile = [drawn(seed, profile) for seed in range(40)]
         assert 3 <= sum(map(bool, of_profile)) <= 20
-        found |= set().union(*of_profile)
-    assert found >= {f"{home}.{name}" for home, bounds in BOUNDS.items() for name in bounds}
+        bounds_made |= set().union(*of_profile)
+    assert bounds_made >= {f"{home}.{name}" for home, bounds in BOUNDS.items() for name in bounds}

@@ -50,9 +50,9 @@ State = dict[tuple[str, str], Row]  #: (table, key) -> columns
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    made = new_catalog(tmp_path_factory.mktemp("snapshots"))
-    yield made
-    made.close()
+    new = new_catalog(tmp_path_factory.mktemp("snapshots"))
+    yield new
+    new.close()
 
 
 _NUMBERS = count(1)
@@ -86,8 +86,8 @@ class World:
         assert activate_tenant(catalog, self.tenant, START, tasks)
         self.log.seed(SEED.empty_table(), ts=START)
         self.histories = Histories(self.run.history)
-        made = [Services.create(catalog, self.log.store, ManualClock(1)) for _ in range(2)]
-        self.servers = [replace(each, registry=self.histories) for each in made]  # type: ignore[arg-type]
+        services = [Services.create(catalog, self.log.store, ManualClock(1)) for _ in range(2)]
+        self.servers = [replace(each, registry=self.histories) for each in services]  # type: ignore[arg-type]
 
     def _with_ddl(self, run: ColumnRun) -> ColumnRun:
         """One more column, which comes and perhaps goes."""
@@ -100,9 +100,9 @@ class World:
             added = Ddl(commit_ts=comes, type=ADD_COLUMN, columns=(*first.columns, info))
             gone = Ddl(commit_ts=comes + self.rand.randint(1, 10), type=DROP_COLUMN, columns=first.columns)
             table.ddls = [first, added, *([gone] if self.rand.random() < 0.5 else [])]
-        made = ColumnRun(tables)
-        made.rows = run.rows
-        return made
+        extended = ColumnRun(tables)
+        extended.rows = run.rows
+        return extended
 
     def _case(self) -> Case:
         while "ghost" in (case := self.maker.case(self.run)).given.get("where", "") or set(case.given) & {
@@ -152,31 +152,31 @@ class World:
 
     def state(self, ts: int) -> State:
         """The rows that pass, as of `ts`."""
-        found: State = {}
+        rows: State = {}
         for event in self.run.events():
             if event["type"] in KINDS.values() and int(event["commit_ts"]) <= ts:
-                applied(found, event)
-        return {at: row for at, row in self._in_columns(found, ts).items() if at[0] in self.case.tables}
+                applied(rows, event)
+        return {at: row for at, row in self._in_columns(rows, ts).items() if at[0] in self.case.tables}
 
-    def _in_columns(self, found: State, ts: int) -> State:
-        made: State = {}
+    def _in_columns(self, rows: State, ts: int) -> State:
+        shown_rows: State = {}
         for name in NAMES:
             table, batch = self.run.as_of(name, ts)
             stored = {row["id"]: row for row in ([] if batch is None else batch.to_pylist())}
-            for (of, key), row in found.items():
+            for (of, key), row in rows.items():
                 if of == name and self._passes(stored[row["id"]]):
                     shown = [c.name for c in table.visible_columns if self._is_shown(c.name)]
-                    made[of, key] = {column: row.get(column) for column in shown}
-        return made
+                    shown_rows[of, key] = {column: row.get(column) for column in shown}
+        return shown_rows
 
     def _passes(self, stored: Row) -> bool:
         row = {n: v if v is None or n == "id" else SORTS[n].compared(v) for n, v in stored.items()}
         return self.case.where is None or self.case.where(row) is True
 
     def _is_shown(self, name: str) -> bool:
-        asked = self.case.given.get("columns", "*")
+        names = self.case.given.get("columns", "*")
         return (
-            name == "id" or asked == "*" or name in (self.case.shown or ()) or (asked[0] == "*" and name == self.extra)
+            name == "id" or names == "*" or name in (self.case.shown or ()) or (names[0] == "*" and name == self.extra)
         )
 
 
@@ -194,17 +194,17 @@ def events_of(content: bytes) -> list[Event]:
 
 def check(world: World) -> None:
     rows, changes = world.delivered()
-    wanted = world.state(world.as_of) if "insert" in world.case.ops else {}
-    got: State = {(row["table"], row["key"]): row["columns"] for row in rows}
-    assert got == wanted, world.case.given
-    assert len(got) == len(rows), "each row once"
+    expected = world.state(world.as_of) if "insert" in world.case.ops else {}
+    state: State = {(row["table"], row["key"]): row["columns"] for row in rows}
+    assert state == expected, world.case.given
+    assert len(state) == len(rows), "each row once"
     assert {(row["type"], row["commit_ts"]) for row in rows} <= {("insert", str(world.as_of))}
     assert changes == world.changes_alone()
     if world.case.ops == frozenset(KINDS.values()):
         for change in changes:
-            applied(got, change)
+            applied(state, change)
         end = world.state(world.end)
-        assert {at: {n: row.get(n) for n in end.get(at, row)} for at, row in got.items()} == end, world.case.given
+        assert {at: {n: row.get(n) for n in end.get(at, row)} for at, row in state.items()} == end, world.case.given
 
 
 def check_all(catalog: Catalog, seeds: Iterable[int], parts: Sequence[str] = ()) -> None:

@@ -236,9 +236,9 @@ class PrewriteMachine(RuleBasedStateMachine):
         if w is None or w <= self.durable_ts:
             return
         taken = self.ready.take(w).table().to_pylist()
-        got = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
-        assert got == {v: row for v, row in self.due.items() if v[1] <= w}
-        assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in got)
+        flushed = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
+        assert flushed == {v: row for v, row in self.due.items() if v[1] <= w}
+        assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in flushed)
         self.durable_ts = w
         self.ready.flushed(w)
         self.due = {v: row for v, row in self.due.items() if v[1] > w}

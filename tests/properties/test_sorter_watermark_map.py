@@ -46,13 +46,13 @@ steps = st.one_of(
 )
 
 
-def spoken(said: list[Mark], kind: str, told: Any) -> list[Mark]:
+def spoken(said: list[Mark], kind: str, value: Any) -> list[Mark]:
     """What a store says next."""
     if kind == "says":
-        return list(told)
+        return list(value)
     if kind == "ticks":
-        return [replace(m, resolved_ts=max(0, m.resolved_ts + told), ready_ts=m.ready_ts or told % 2) for m in said]
-    number, key = told
+        return [replace(m, resolved_ts=max(0, m.resolved_ts + value), ready_ts=m.ready_ts or value % 2) for m in said]
+    number, key = value
     out: list[Mark] = []
     for i, m in enumerate(said):
         if i == number and m.start < key and (not m.end or key < m.end):
@@ -99,14 +99,14 @@ def test_the_map_is_the_oracles(range_: tuple[bytes, bytes], script: list[Step])
     pair = Pair(KeyRange(*range_))
     said: dict[int, list[Mark]] = {1: [], 2: [], 3: []}
     life = {1: 1, 2: 1, 3: 1}
-    for seq, (kind, store, told) in enumerate(script, 1):
+    for seq, (kind, store, value) in enumerate(script, 1):
         if kind == "forgets":
             pair.map.forget(store, life[store])
             life[store] += 1
         elif kind == "restarts":
             pair.restart()
         else:
-            said[store] = spoken(said[store], kind, told)
+            said[store] = spoken(said[store], kind, value)
             pair.apply(store, life[store], seq, said[store])
         pair.agree()
 

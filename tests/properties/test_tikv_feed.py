@@ -100,14 +100,14 @@ class Store:
             if self.downstreams.pop(pair, None):
                 self.say_error(pair, wire.region_not_found(request.region_id))
             return
-        known = [(v, leads) for id_, v, leads in self.ids if id_ == request.region_id]
-        if not known or not known[0][1]:
-            error = wire.region_not_found(request.region_id) if not known else wire.not_leader(request.region_id, 0)
+        states = [(v, leads) for id_, v, leads in self.ids if id_ == request.region_id]
+        if not states or not states[0][1]:
+            error = wire.region_not_found(request.region_id) if not states else wire.not_leader(request.region_id, 0)
             self.say_error(pair, error)
         elif pair in self.downstreams:
             self.duplicates += 1
             self.say_error(pair, wire.duplicate_request(request.region_id))
-        elif known[0][0] != request.version:
+        elif states[0][0] != request.version:
             self.say_error(pair, wire.epoch_not_match())
         else:
             scan = [(k, c) for k, c in self.commits if k in request.range and c > request.checkpoint_ts]
@@ -304,7 +304,7 @@ class World:
         store = self.store
         ends = [*store.starts[1:], b""]
         led = [KeyRange(s, e) for s, e, (*_, leads) in zip(store.starts, ends, store.ids, strict=True) if leads]
-        return sorted(part for whole in led for wanted in WANTED if (part := whole.intersect(wanted)))
+        return sorted(part for whole in led for watched in WANTED if (part := whole.intersect(watched)))
 
     def settle(self) -> None:
         """Nothing changes any more, and everything arrives."""
@@ -343,12 +343,12 @@ def test_whatever_a_store_does(seed: int) -> None:
 
 def recorded() -> list[bytes]:
     """Messages of all kinds that a real store sent, for one region each, with that region's number made 7."""
-    found = [
+    messages = [
         bytes.fromhex(line["msg_hex"])
         for line in lines(DATA / "txn_quiet" / "stream.ndjson.zst")
         if line["dir"] == "recv"
     ]
-    return [m for m in found if len(m) < 400]
+    return [m for m in messages if len(m) < 400]
 
 
 RECORDED = recorded()
@@ -399,5 +399,5 @@ def test_damaged_messages_end_the_stream_at_most(messages: list[bytes]) -> None:
             assert damage.facts["store"] == 1
             assert {"region", "request"} <= set(damage.facts)
     if feed.fatal is None:
-        known = {(t.range.start, t.range.end) for t in batcher.subscriptions.values()}
-        assert known == set(REGIONS.values()), "in the end both are followed again"
+        followed = {(t.range.start, t.range.end) for t in batcher.subscriptions.values()}
+        assert followed == set(REGIONS.values()), "in the end both are followed again"

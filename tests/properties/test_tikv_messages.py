@@ -32,14 +32,14 @@ def pair(key: bytes, value: bytes) -> bytes:
 
 def judge(answer: bytes) -> Page | RegionFault | None:
     try:
-        found = read_scan(answer, PART)
+        result = read_scan(answer, PART)
     except (CorruptObject, KvRefused):
         return None
-    if isinstance(found, Page):
-        assert len(found.keys) == len(found.values) == len(found.commit_ts)
-        assert found.keys == sorted(set(found.keys))
-        assert all(key in PART for key in found.keys)
-    return found
+    if isinstance(result, Page):
+        assert len(result.keys) == len(result.values) == len(result.commit_ts)
+        assert result.keys == sorted(set(result.keys))
+        assert all(key in PART for key in result.keys)
+    return result
 
 
 KEYS = st.sets(st.binary(min_size=1, max_size=9).filter(lambda k: k in PART), max_size=6).map(sorted)
@@ -55,9 +55,9 @@ ERRORS = st.sampled_from(
 
 @given(keys=KEYS, values=st.lists(st.binary(max_size=40), min_size=6, max_size=6))
 def test_what_was_written_is_read(keys: list[bytes], values: list[bytes]) -> None:
-    found = judge(b"".join(map(pair, keys, values)))
-    assert isinstance(found, Page)
-    assert (found.keys, found.values, found.lock) == (keys, values[: len(keys)], None)
+    page = judge(b"".join(map(pair, keys, values)))
+    assert isinstance(page, Page)
+    assert (page.keys, page.values, page.lock) == (keys, values[: len(keys)], None)
 
 
 @given(answer=st.binary(max_size=200))
@@ -165,10 +165,10 @@ def test_regions_of_a_covered_range_tile_it(calls: list[dict[str, Any]]) -> None
     for call in calls:
         if call["method"] != "BatchScanRegions":
             continue
-        asked = merged(merged(bytes.fromhex(call["req_hex"]), {3: BYTES})[3], {1: BYTES, 2: BYTES})
+        covered = merged(merged(bytes.fromhex(call["req_hex"]), {3: BYTES})[3], {1: BYTES, 2: BYTES})
         regions = m.read_batch_regions(bytes.fromhex(call["resp_hex"]))
-        assert regions[0].start <= asked.get(1, b"")
-        assert not regions[-1].end or (2 in asked and regions[-1].end >= asked[2])
+        assert regions[0].start <= covered.get(1, b"")
+        assert not regions[-1].end or (2 in covered and regions[-1].end >= covered[2])
         assert [a.end for a in regions[:-1]] == [b.start for b in regions[1:]]
         assert all(r.id and r.version and r.conf_ver and r.leader_store_id in (1, 2, 4, 5) for r in regions)
 

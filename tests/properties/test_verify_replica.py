@@ -66,7 +66,7 @@ class Pair:
 
     def source(self, as_of: int, part: KeyRange) -> Iterator[pa.Table]:
         newest = {k: [v for v in versions if v[0] <= as_of][-1:] for k, versions in self.log.items()}
-        rows = [(k, value, ends) for k, found in sorted(newest.items()) for _, value, ends in found]
+        rows = [(k, value, ends) for k, each in sorted(newest.items()) for _, value, ends in each]
         yield from pages(self, [row for row in rows if row[1] is not None], part, PAIRS)
 
     def destination(self, part: KeyRange) -> Iterator[pa.Table]:
@@ -82,7 +82,7 @@ class Pair:
 
     def versions(self, above: int, upto: int, part: KeyRange) -> Iterator[pa.Table]:
         assert upto <= self.now_ts
-        rows = [(k, v, e) for k, found in self.log.items() for ts, v, e in found if above < ts <= upto]
+        rows = [(k, v, e) for k, each in self.log.items() for ts, v, e in each if above < ts <= upto]
         yield from pages(self, rows, part, VERSIONS)
 
     def verify(self, clock: ManualClock | None = None) -> Comparison:
@@ -93,8 +93,8 @@ class Pair:
             bounds=self.bounds,
             now_s=lambda: NOW_S,
         )
-        _, found = verify_replica(sides, KeyRange(b"", b""), clock=clock or ManualClock())
-        return found
+        _, comparison = verify_replica(sides, KeyRange(b"", b""), clock=clock or ManualClock())
+        return comparison
 
     def bounds(self) -> tuple[int, int]:
         self.step()
@@ -104,15 +104,15 @@ class Pair:
 def pages(
     pair: Pair, rows: Sequence[tuple[bytes, bytes | None, int | None]], part: KeyRange, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    wanted = [row for row in rows if row[0] in part]
-    columns = [pa.array([row[i] for row in wanted], field.type) for i, field in enumerate(schema)]
+    inside = [row for row in rows if row[0] in part]
+    columns = [pa.array([row[i] for row in inside], field.type) for i, field in enumerate(schema)]
     yield pa.Table.from_arrays(columns, schema=schema)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_what_a_changefeed_promises_is_no_difference(seed: int) -> None:
-    found = Pair(seed).verify()
-    assert (found.differences, found.equal) == ([], True)
+    comparison = Pair(seed).verify()
+    assert (comparison.differences, comparison.equal) == ([], True)
 
 
 def test_hot_keys_did_differ_from_the_checkpoint() -> None:
@@ -125,10 +125,10 @@ def test_hot_keys_did_differ_from_the_checkpoint() -> None:
 def test_a_key_that_breaks_the_promise_is_a_difference(seed: int, key: bytes) -> None:
     pair = Pair(seed)
     pair.broken[key] = b"never written"
-    found = pair.verify()
-    assert [each.key for each in found.differences] == [key]
-    assert sum(found.faults.values()) == 1
-    assert not found.equal
+    comparison = pair.verify()
+    assert [each.key for each in comparison.differences] == [key]
+    assert sum(comparison.faults.values()) == 1
+    assert not comparison.equal
 
 
 def test_an_older_version_than_the_newest_at_the_checkpoint_is_a_difference() -> None:
