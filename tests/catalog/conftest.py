@@ -55,9 +55,9 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated(server: str) -> Iterator[Emptied]:
-    made = Emptied(new_database(server, "migrated"))
-    yield made
-    made.catalog.close()
+    emptied = Emptied(new_database(server, "migrated"))
+    yield emptied
+    emptied.catalog.close()
 
 
 @pytest.fixture(autouse=True)

@@ -30,13 +30,13 @@ from tistream.ids import Tenant
 class TestAssignment:
     def test_many_tasks_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
-        mine = elected(catalog)
-        assert assign_tasks(catalog, [], leader_epoch=mine) == 0
-        assert assign_task(catalog, high, worker_id="sorter-9", seen_epoch=0, leader_epoch=mine) == 1
-        wanted = [Assignment(task_id, "sorter-1", 0) for task_id in (low, high, ddl, 404)]
-        assert assign_tasks(catalog, wanted, leader_epoch=mine + 1) == 0
-        assert assign_tasks(catalog, wanted, leader_epoch=0) == 0
-        assert assign_tasks(catalog, wanted, leader_epoch=mine) == 2
+        leader_epoch = elected(catalog)
+        assert assign_tasks(catalog, [], leader_epoch=leader_epoch) == 0
+        assert assign_task(catalog, high, worker_id="sorter-9", seen_epoch=0, leader_epoch=leader_epoch) == 1
+        assignments = [Assignment(task_id, "sorter-1", 0) for task_id in (low, high, ddl, 404)]
+        assert assign_tasks(catalog, assignments, leader_epoch=leader_epoch + 1) == 0
+        assert assign_tasks(catalog, assignments, leader_epoch=0) == 0
+        assert assign_tasks(catalog, assignments, leader_epoch=leader_epoch) == 2
         rows = {task_id: get_task(catalog, task_id) for task_id in (low, high, ddl)}
         assert {task_id: (row.owner, row.epoch) for task_id, row in rows.items()} == {
             low: ("sorter-1", 1),
@@ -49,10 +49,10 @@ class TestAssignment:
     def test_the_stamp_changes_with_every_assignment_and_every_task(self, catalog: Catalog) -> None:
         stamps = [tasks_stamp(catalog)]
         low, *_ = activate(catalog)
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         stamps.append(tasks_stamp(catalog))
         assert tasks_stamp(catalog) == stamps[-1]
-        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine)
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=leader_epoch)
         stamps.append(tasks_stamp(catalog))
         register_worker(catalog, "sorter-1", "sorter", "")
         stamps.append(tasks_stamp(catalog))
@@ -65,9 +65,9 @@ class TestAssignment:
         for tenant, store_id in ((T, 1), (T, 2), (OTHER, 1)):
             stores.issue_incarnation(catalog, tenant, store_id)
             stamps.append(stores.stores_stamp(catalog))
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         assert stores.stores_stamp(catalog) == stamps[-1]
-        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
+        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=leader_epoch)
         stamps.append(stores.stores_stamp(catalog))
         register_worker(catalog, "d1", "dispatcher", "")
         stamps.append(stores.stores_stamp(catalog))
@@ -76,12 +76,12 @@ class TestAssignment:
     def test_many_stores_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
         for store_id in (1, 2):
             stores.issue_incarnation(catalog, T, store_id)
-        mine = elected(catalog)
-        assert stores.assign_stores(catalog, [], leader_epoch=mine) == 0
-        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
-        wanted = [stores.StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
-        assert stores.assign_stores(catalog, wanted, leader_epoch=mine + 1) == 0
-        assert stores.assign_stores(catalog, wanted, leader_epoch=mine) == 1
+        epoch = elected(catalog)
+        assert stores.assign_stores(catalog, [], leader_epoch=epoch) == 0
+        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=epoch) == 1
+        chosen = [stores.StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
+        assert stores.assign_stores(catalog, chosen, leader_epoch=epoch + 1) == 0
+        assert stores.assign_stores(catalog, chosen, leader_epoch=epoch) == 1
         assert stores.store_places(catalog) == [stores.StorePlace(T, 1, 1, "d1"), stores.StorePlace(T, 2, 1, "d9")]
         assert stores.count_stores_of(catalog, "d1") == 1
 
@@ -93,8 +93,8 @@ class TestAssignment:
         same_number = Tenant(T.cluster_id + 1, T.tenant_id)
         register_tenant(catalog, same_number)
         stores.issue_incarnation(catalog, same_number, 9)
-        asked = {T, OTHER, *(Tenant(77, n) for n in range(more))}
-        assert stores.stores_of_tenants(catalog, asked) == {T: {1, 7}, OTHER: {3}}
+        tenants = {T, OTHER, *(Tenant(77, n) for n in range(more))}
+        assert stores.stores_of_tenants(catalog, tenants) == {T: {1, 7}, OTHER: {3}}
 
     def test_signs_of_life_come_without_reports(self, catalog: Catalog) -> None:
         lives = {name: register_worker(catalog, name, "sorter", "") for name in ("a", "b", "c")}
@@ -115,10 +115,10 @@ class TestAssignment:
     def test_the_tasks_of_a_tenant_that_is_not_active_rest_and_keep_their_owner(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         activate(catalog, OTHER)
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         life = register_worker(catalog, "sorter-1", "sorter", "")
         everything = [Assignment(row.task_id, "sorter-1", 0) for row in task_places(catalog)]
-        assert assign_tasks(catalog, everything, leader_epoch=mine) == 6
+        assert assign_tasks(catalog, everything, leader_epoch=leader_epoch) == 6
         assert change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
         assert [row.tenant for row in tasks_owned_by(catalog, "sorter-1", life)] == [OTHER] * 3
         assert count_tasks_of(catalog, "sorter-1") == 6
@@ -127,7 +127,7 @@ class TestAssignment:
 
     def test_the_stamp_of_a_workers_tasks_changes_with_all_that_others_decide(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         life = register_worker(catalog, "sorter-1", "sorter", "")
         seen = [owned_stamp(catalog, "sorter-1", life)]
 
@@ -136,7 +136,7 @@ class TestAssignment:
             return seen[-1] not in seen[:-1]
 
         for n, task in enumerate((low, high, ddl)):
-            assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
+            assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, leader_epoch=leader_epoch) == 1
             assert is_news(), n
         assert flush(catalog, None, advance(low, START, START + 1, epoch=1)) == {low}
         assert not is_news(), "progress is no news"

@@ -31,12 +31,12 @@ OWNER = NewKey(key_id="own", secret_hash="2" * 64, name="owner", role="owner")
 
 class TestAuth:
     def test_a_key_comes_back_as_it_was_made(self, catalog: Catalog) -> None:
-        made = create_key(catalog, ONE)
-        assert made.state == "living"
-        assert (made.name, made.role, made.tenant, made.secret_hash) == (ONE.name, "consumer", T, "1" * 64)
-        assert (made.expires_ms, made.last_used_ms, made.revoked_ms, made.replaced_by) == (0, 0, 0, None)
-        assert abs(made.read_ms - made.created_ms) < 60_000
-        assert replace(get_key(catalog, "one"), read_ms=0) == replace(made, read_ms=0)
+        key = create_key(catalog, ONE)
+        assert key.state == "living"
+        assert (key.name, key.role, key.tenant, key.secret_hash) == (ONE.name, "consumer", T, "1" * 64)
+        assert (key.expires_ms, key.last_used_ms, key.revoked_ms, key.replaced_by) == (0, 0, 0, None)
+        assert abs(key.read_ms - key.created_ms) < 60_000
+        assert replace(get_key(catalog, "one"), read_ms=0) == replace(key, read_ms=0)
         with pytest.raises(NotFound):
             get_key(catalog, "One")
 
@@ -48,8 +48,8 @@ class TestAuth:
         assert [row.key_id for row in list_keys(catalog, OTHER)] == ["two"]
 
     def test_a_key_ends_by_itself(self, catalog: Catalog) -> None:
-        made = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
-        assert made.expires_ms == made.created_ms + HOUR_MS
+        key = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
+        assert key.expires_ms == key.created_ms + HOUR_MS
         shift(catalog, tables.api_keys.c.expires_ms, -HOUR_MS - 60_000)
         assert get_key(catalog, "one").state == "expired"
 
@@ -86,9 +86,9 @@ class TestAuth:
         assert abs(old.expires_ms - old.read_ms - HOUR_MS) < 60_000
 
     def test_an_overlap_never_lengthens_a_life(self, catalog: Catalog) -> None:
-        made = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
+        key = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
         rotate_key(catalog, "one", "new", "3" * 64, overlap_ms=24 * HOUR_MS, created_by="")
-        assert get_key(catalog, "one").expires_ms == made.expires_ms
+        assert get_key(catalog, "one").expires_ms == key.expires_ms
         create_key(catalog, OWNER)
         assert rotate_key(catalog, "own", "own2", "4" * 64, overlap_ms=0, created_by="").expires_ms == 0
         assert get_key(catalog, "own").state == "expired"
@@ -136,9 +136,9 @@ class TestAuth:
         won = together(5, lambda i: redeem_code(catalog, "c" * 64, str(i) * 64, HOUR_MS))
         assert won.count(True) == 1
         sessions = [find_session(catalog, str(i) * 64) for i in range(5)]
-        (found,) = [s for s in sessions if s is not None]
-        assert found.key.key_id == "one"
-        assert abs(found.ends_ms - found.key.read_ms - HOUR_MS) < 60_000
+        (session,) = [s for s in sessions if s is not None]
+        assert session.key.key_id == "one"
+        assert abs(session.ends_ms - session.key.read_ms - HOUR_MS) < 60_000
 
     def test_a_code_and_a_session_end(self, catalog: Catalog) -> None:
         create_key(catalog, ONE)
@@ -167,9 +167,9 @@ class TestAuth:
     # kept answers
 
     def test_one_of_those_who_ask_the_same_does_it(self, catalog: Catalog) -> None:
-        found = together(6, lambda i: begin_answer(catalog, "a" * 64, "r" * 64, f"try-{i}"))
-        assert found.count(None) == 1
-        assert {row.status for row in found if row is not None} == {0}
+        answers = together(6, lambda i: begin_answer(catalog, "a" * 64, "r" * 64, f"try-{i}"))
+        assert answers.count(None) == 1
+        assert {row.status for row in answers if row is not None} == {0}
 
     def test_an_answer_is_kept_for_who_asks_again(self, catalog: Catalog) -> None:
         assert begin_answer(catalog, "a" * 64, "r" * 64, "first") is None
@@ -197,9 +197,9 @@ class TestAuth:
         assert kept.status == 0
 
     def test_answers_are_kept_for_a_day(self, catalog: Catalog) -> None:
-        for asked in ("a", "b"):
-            assert begin_answer(catalog, asked * 64, "r" * 64, "first") is None
-            keep_answer(catalog, asked * 64, "first", status=201, media_type="", body=b"")
+        for letter in ("a", "b"):
+            assert begin_answer(catalog, letter * 64, "r" * 64, "first") is None
+            keep_answer(catalog, letter * 64, "first", status=201, media_type="", body=b"")
         shift(catalog, tables.idempotency_keys.c.started_ms, -IN_FLIGHT_MS - 60_000)
         assert begin_answer(catalog, "a" * 64, "r" * 64, "second") is not None
         shift(catalog, tables.idempotency_keys.c.started_ms, -KEPT_MS)

@@ -136,29 +136,29 @@ class TestManyObjects:
 
     @pytest.mark.parametrize("backend", ["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
     def test_a_swap_holds_the_counter_of_all_tenants_for_a_few_statements(self, catalog: Catalog, low: int) -> None:
-        found = pieces(catalog, T, upto_ts=TS_MAX, limit=9999)
-        assert len(found) == self.FILES
+        pieces_found = pieces(catalog, T, upto_ts=TS_MAX, limit=9999)
+        assert len(pieces_found) == self.FILES
         with StatementLog(catalog) as log:
-            assert commit_compaction(catalog, T, found, [output("compacted/a", low, 3 * self.FILES)])
-        (asked,) = [each for each in log.transactions if any("counters" in text for text in each)]
-        held = len(asked) - next(n for n, text in enumerate(asked) if "counters" in text)
+            assert commit_compaction(catalog, T, pieces_found, [output("compacted/a", low, 3 * self.FILES)])
+        (statements,) = [each for each in log.transactions if any("counters" in text for text in each)]
+        held = len(statements) - next(n for n, text in enumerate(statements) if "counters" in text)
         assert held <= 2 + self.FILES / KEYS_AT_ONCE + 1
-        assert len(asked) <= 10 + 5 * self.FILES / KEYS_AT_ONCE
-        assert set(object_states(catalog, [p.object_key for p in found]).values()) == {"superseded"}
+        assert len(statements) <= 10 + 5 * self.FILES / KEYS_AT_ONCE
+        assert set(object_states(catalog, [p.object_key for p in pieces_found]).values()) == {"superseded"}
 
     def test_a_swap_of_one_changed_piece_of_many_has_no_effect(self, catalog: Catalog, low: int) -> None:
-        found = pieces(catalog, T, upto_ts=TS_MAX, limit=9999)
-        wrong = [*found[:-1], replace(found[-1], segments=2)]
+        listed = pieces(catalog, T, upto_ts=TS_MAX, limit=9999)
+        wrong = [*listed[:-1], replace(listed[-1], segments=2)]
         assert not commit_compaction(catalog, T, wrong, [output("compacted/a", low, 3 * self.FILES)])
-        assert pieces(catalog, T, upto_ts=TS_MAX, limit=9999) == found
+        assert pieces(catalog, T, upto_ts=TS_MAX, limit=9999) == listed
 
     @pytest.mark.parametrize("backend", ["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
     def test_what_is_retired_next_is_found_along_an_index(self, catalog: Catalog, backend: str) -> None:
         """However many objects lie below the floor: none is sorted to find the first."""
-        asked = {**tenant_ids(T), "floor_ts": START + self.FILES, "at_most": 200, "kind_1": "data", "param_1": 0}
+        params = {**tenant_ids(T), "floor_ts": START + self.FILES, "at_most": 200, "kind_1": "data", "param_1": 0}
         with catalog.reading() as conn:
             prefix = "EXPLAIN " if backend == "mariadb" else "EXPLAIN QUERY PLAN "
             sql = str(retention._CANDIDATES.compile(dialect=DIALECT))
-            plan = " ".join(str(tuple(row)) for row in conn.execute(text(prefix + sql), asked))
+            plan = " ".join(str(tuple(row)) for row in conn.execute(text(prefix + sql), params))
         assert "segments_by_hi_ts" in plan
         assert not any(word in plan.lower() for word in ("temp b-tree", "filesort", "temporary"))

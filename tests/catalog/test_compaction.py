@@ -41,8 +41,8 @@ class TestCompaction:
     # pieces
 
     def test_pieces_are_what_one_task_has_in_one_object(self, catalog: Catalog, low: int, high: int) -> None:
-        found = [(p.object_key, p.task_id, p.segments, p.rows, p.stored_bytes) for p in everything(catalog)]
-        assert found == [
+        shown = [(p.object_key, p.task_id, p.segments, p.rows, p.stored_bytes) for p in everything(catalog)]
+        assert shown == [
             ("committed/1", low, 2, 6, 200),
             ("committed/1", high, 1, 3, 100),
             ("committed/2", low, 1, 3, 100),
@@ -58,8 +58,8 @@ class TestCompaction:
         assert len(pieces(catalog, T, upto_ts=TS_MAX, limit=2)) == 2
 
     def test_segments_of_pieces_and_the_live_edge(self, catalog: Catalog, low: int) -> None:
-        found = segments_of(catalog, T, everything(catalog))
-        assert [s.number for s in found["committed/1", low]] == [0, 1]
+        segments = segments_of(catalog, T, everything(catalog))
+        assert [s.number for s in segments["committed/1", low]] == [0, 1]
         assert segments_of(catalog, T, [piece("committed/9", low)]) == {}
         assert lowest_durable_ts(catalog, T) == START + 10, "where the slower data task stands, whatever DDL does"
         assert lowest_durable_ts(catalog, OTHER) == 0
@@ -71,15 +71,15 @@ class TestCompaction:
     # files
 
     def test_files_are_objects_with_what_lives_of_them(self, catalog: Catalog, low: int) -> None:
-        found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [(f.object_key, f.segments, f.rows, f.lo_ts - START, f.hi_ts - START) for f in found] == [
+        files = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(f.object_key, f.segments, f.rows, f.lo_ts - START, f.hi_ts - START) for f in files] == [
             ("committed/1", 3, 9, 1, 10),
             ("committed/2", 1, 3, 11, 20),
             ("committed/3", 1, 3, 21, 30),
         ]
         assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
-        found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        committed, compacted = sorted(found, key=lambda f: f.object_key)
+        files = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        committed, compacted = sorted(files, key=lambda f: f.object_key)
         assert (committed.object_key, committed.segments, committed.rows) == ("committed/1", 1, 3)
         assert (committed.format, compacted.format) == (SegmentFormat.SEGMENT, SegmentFormat.PARQUET)
         assert (compacted.object_key, compacted.segments, compacted.rows) == ("compacted/a", 1, 12)
@@ -90,9 +90,9 @@ class TestCompaction:
 
     def test_files_are_chosen_by_time_and_table(self, catalog: Catalog) -> None:
         def keys(after: int, upto: int, *table_ids: int) -> list[str]:
-            wanted = table_ids or None
-            found = list_files(catalog, T, after_ts=START + after, upto_ts=START + upto, table_ids=wanted, limit=9)
-            return [f.object_key for f in found]
+            ids = table_ids or None
+            files = list_files(catalog, T, after_ts=START + after, upto_ts=START + upto, table_ids=ids, limit=9)
+            return [f.object_key for f in files]
 
         assert keys(10, 20) == ["committed/2"]
         assert keys(9, 11) == ["committed/1", "committed/2"]
@@ -243,8 +243,8 @@ def of_task(catalog: Catalog, task_id: int) -> list[Piece]:
 
 def listed(catalog: Catalog) -> list[SegmentRow]:
     """What a reader finds, the files of compactions first."""
-    found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=1000)
-    return sorted(found, key=lambda s: (not s.object_key.startswith("compacted"), s.object_key, s.number))
+    segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=1000)
+    return sorted(segments, key=lambda s: (not s.object_key.startswith("compacted"), s.object_key, s.number))
 
 
 def states(catalog: Catalog) -> dict[str, ObjectState]:

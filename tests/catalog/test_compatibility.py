@@ -55,23 +55,23 @@ class TestStart:
     ) -> None:
         newer = Catalog(url, release=LATER, migrations=later(tmp_path, min_release))
         newer.migrate()
-        mine = Catalog(url)
-        mine.migrate()
-        assert mine.revision() == "0002", "its tables are left as they are"
-        assert register_tenant(mine, Tenant(1, 1)).tenant == Tenant(1, 1)
-        assert register_worker(mine, "s1", "sorter", "") == 1
-        for catalog in (newer, mine):
+        catalog_here = Catalog(url)
+        catalog_here.migrate()
+        assert catalog_here.revision() == "0002", "its tables are left as they are"
+        assert register_tenant(catalog_here, Tenant(1, 1)).tenant == Tenant(1, 1)
+        assert register_worker(catalog_here, "s1", "sorter", "") == 1
+        for catalog in (newer, catalog_here):
             catalog.close()
 
     def test_on_the_catalog_of_a_later_release_that_refuses_it(self, url: str, tmp_path: Path) -> None:
         lowest = Release(9, 0, 0)
         newer = Catalog(url, release=LATER, migrations=later(tmp_path, lowest))
         newer.migrate()
-        mine = Catalog(url)
+        older = Catalog(url)
         with pytest.raises(ReleaseTooOld) as caught:
-            mine.migrate()
+            older.migrate()
         assert refused(caught, lowest)
-        for catalog in (newer, mine):
+        for catalog in (newer, older):
             catalog.close()
 
     def test_a_feature_refuses_it_without_a_migration(self, url: str) -> None:
@@ -85,37 +85,37 @@ class TestStart:
         catalog.close()
 
     def test_who_was_overtaken_between_its_look_and_the_lock_leaves_the_tables(self, url: str, tmp_path: Path) -> None:
-        newer, mine = Catalog(url, release=LATER, migrations=later(tmp_path, LATER)), Catalog(url)
-        looked = mine.revision
+        newer, older = Catalog(url, release=LATER, migrations=later(tmp_path, LATER)), Catalog(url)
+        looked = older.revision
 
         def overtaken() -> str | None:
-            mine.revision = looked  # type: ignore[method-assign]
+            older.revision = looked  # type: ignore[method-assign]
             seen = looked()
             newer.migrate()
             return seen
 
-        mine.revision = overtaken  # type: ignore[method-assign]
+        older.revision = overtaken  # type: ignore[method-assign]
         with pytest.raises(ReleaseTooOld):
-            mine.migrate()
-        assert mine.revision() == "0002"
-        for catalog in (newer, mine):
+            older.migrate()
+        assert older.revision() == "0002"
+        for catalog in (newer, older):
             catalog.close()
 
 
 @pytest.mark.parametrize("backend", [pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True)
 def test_older_processes_are_refused_before_the_first_table_changes(url: str, tmp_path: Path) -> None:
     """MariaDB commits each statement: an older process that reads between two of them must already be refused."""
-    mine = Catalog(url)
-    mine.migrate()
-    life = register_worker(mine, "s1", "sorter", "")
+    older = Catalog(url)
+    older.migrate()
+    life = register_worker(older, "s1", "sorter", "")
     newer = Catalog(url, release=LATER, migrations=later(tmp_path, LATER))
     seen: list[str] = []
 
     def look(_conn: object, _cursor: object, sql: str, *_: object) -> None:
         if "CREATE TABLE added_later" in sql:
             with pytest.raises(ReleaseTooOld):
-                heartbeat(mine, "s1", life)
-            with mine.reading() as conn:
+                heartbeat(older, "s1", life)
+            with older.reading() as conn:
                 assert inspect(conn).has_table("added_later")
             seen.append(sql)
 
@@ -125,7 +125,7 @@ def test_older_processes_are_refused_before_the_first_table_changes(url: str, tm
     finally:
         event.remove(Engine, "after_cursor_execute", look)
     assert len(seen) == 1
-    for catalog in (newer, mine):
+    for catalog in (newer, older):
         catalog.close()
 
 

@@ -58,9 +58,9 @@ def to(task: int, lo: int, hi: int, no: int = 0) -> TaskAdvance:
 
 def grown(catalog: Catalog) -> list[int]:
     """A tenant with everything that one may have, and its neighbour with tasks and a store."""
-    found = activate(catalog)
-    assert flush(catalog, "f/1", to(found[0], START, START + 9), to(found[1], START, START + 9, 1))
-    assert snapshot(catalog, found[0], 1, {1: {1: Position(seq=3, closed=False)}}, more=["s/a"])
+    tasks = activate(catalog)
+    assert flush(catalog, "f/1", to(tasks[0], START, START + 9), to(tasks[1], START, START + 9, 1))
+    assert snapshot(catalog, tasks[0], 1, {1: {1: Position(seq=3, closed=False)}}, more=["s/a"])
     for tenant in (T, OTHER):
         stores.issue_incarnation(catalog, tenant, 1)
     activate(catalog, OTHER)
@@ -74,7 +74,7 @@ def grown(catalog: Catalog) -> list[int]:
     add_schema_version(catalog, T, START + 4, "schemas/1", 70)
     for key_id, role, tenant in (("p", "pusher", T), ("c", "consumer", T), ("o", "pusher", OTHER)):
         create_key(catalog, NewKey(key_id=key_id, secret_hash=key_id[0] * 64, name=key_id, role=role, tenant=tenant))
-    return found
+    return tasks
 
 
 def removed(catalog: Catalog) -> int:
@@ -104,9 +104,9 @@ class TestDeletion:
         assert [(p.tenant, p.dispatcher) for p in stores.store_places(catalog)] == [(OTHER, "dispatcher-1")]
         assert [row.dispatcher for row in stores.list_stores(catalog, T)] == [None]
         assert [bool(get_key(catalog, key).revoked_ms) for key in "pco"] == [True, False, False]
-        told = list_events(catalog, limit=1)[0]
-        assert (told.kind, told.tenant, told.actor) == ("tenant.deleting", T, "me")
-        assert (told.detail["was"], told.detail["tasks"], told.detail["keys_revoked"]) == ("ACTIVE", 3, 1)
+        event = list_events(catalog, limit=1)[0]
+        assert (event.kind, event.tenant, event.actor) == ("tenant.deleting", T, "me")
+        assert (event.detail["was"], event.detail["tasks"], event.detail["keys_revoked"]) == ("ACTIVE", 3, 1)
         assert len(list_tasks(catalog, OTHER)) == 3
 
     def test_it_is_given_up_from_the_state_that_was_seen_and_once(self, catalog: Catalog) -> None:

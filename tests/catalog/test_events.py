@@ -38,10 +38,10 @@ from tistream.errors import NotFound, StateForbids
 from tistream.limits import LEASE_MS
 
 
-def told(catalog: Catalog, **wanted: object) -> list[tuple[str, str]]:
+def told(catalog: Catalog, **filters: object) -> list[tuple[str, str]]:
     """(kind, subject) of what happened, in order."""
-    found = list_events(catalog, limit=1000, **wanted)  # type: ignore[arg-type]
-    return [(event.kind, event.subject) for event in reversed(found)]
+    events = list_events(catalog, limit=1000, **filters)  # type: ignore[arg-type]
+    return [(event.kind, event.subject) for event in reversed(events)]
 
 
 class TestEvents:
@@ -204,9 +204,9 @@ class TestEvents:
         assert drain_worker(catalog, "s1", life)
         assert not undrain_worker(catalog, "s1", life - 1)
         assert undrain_worker(catalog, "s1", life)
-        found = get_worker(catalog, "s1")
-        assert replace(found, heartbeat_age_ms=0) == replace(list_workers(catalog)[0], heartbeat_age_ms=0)
-        assert found.state is WorkerState.UP
+        worker = get_worker(catalog, "s1")
+        assert replace(worker, heartbeat_age_ms=0) == replace(list_workers(catalog)[0], heartbeat_age_ms=0)
+        assert worker.state is WorkerState.UP
         with pytest.raises(NotFound):
             get_worker(catalog, "s2")
 

@@ -38,10 +38,10 @@ def of_release(catalog: Catalog, name: str, release: Release) -> int:
         return register_worker(catalog, name, "sorter", "")
 
 
-def switch(catalog: Catalog, *wanted: Feature) -> frozenset[str]:
+def switch(catalog: Catalog, *features: Feature) -> frozenset[str]:
     """By a leader of the newest release."""
     with running(catalog, LATER):
-        return switch_on(catalog, wanted, leader_epoch=elected(catalog))
+        return switch_on(catalog, features, leader_epoch=elected(catalog))
 
 
 def slept(catalog: Catalog, name: str, ms: int) -> None:

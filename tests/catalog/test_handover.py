@@ -74,12 +74,12 @@ class TestHandover:
     def test_nothing_happens_when_one_guard_does_not_match(self, catalog: Catalog, low: int, fault: str) -> None:
         assert snapshot(catalog, low, 3, {})
         before = get_task(catalog, low)
-        wanted, new = advance(low, START, START + 10, OF_REPLAY), state(4)
+        advances, new = advance(low, START, START + 10, OF_REPLAY), state(4)
         match fault:
             case "another epoch":
-                wanted = advance(low, START, START + 10, OF_REPLAY, epoch=1)
+                advances = advance(low, START, START + 10, OF_REPLAY, epoch=1)
             case "another durable watermark":
-                wanted = advance(low, START - 1, START + 10, OF_REPLAY)
+                advances = advance(low, START - 1, START + 10, OF_REPLAY)
             case "a newer snapshot":
                 new = state(3)
             case "what it keeps was let go":
@@ -89,9 +89,9 @@ class TestHandover:
                 new = replace(state(4), key=key, objects={key: 1})
         if fault == "an orphan":
             with pytest.raises(Fenced):
-                given(catalog, wanted, new)
+                given(catalog, advances, new)
         else:
-            assert not given(catalog, wanted, new)
+            assert not given(catalog, advances, new)
         assert get_task(catalog, low) == before
         assert positions(catalog, low) == {}
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []

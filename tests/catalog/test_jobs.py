@@ -69,12 +69,12 @@ def losing_replies(catalog: Catalog, *, after_commit: bool) -> Iterator[None]:
 class TestEnqueue:
     def test_a_job_is_open_once_for_each_tenant_kind_and_scope(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
-        wanted = [merge(estimated_bytes=7, estimated_objects=20), merge(OTHER), merge(scope="task 3")]
-        assert len(enqueue(catalog, wanted, leader_epoch=epoch)) == 3
-        assert enqueue(catalog, [*wanted, merge(scope="task 4")], leader_epoch=epoch) != []
-        found = open_jobs(catalog)
-        assert [(j.tenant, j.scope) for j in found] == [(T, ""), (OTHER, ""), (T, "task 3"), (T, "task 4")]
-        first = found[0]
+        jobs_wanted = [merge(estimated_bytes=7, estimated_objects=20), merge(OTHER), merge(scope="task 3")]
+        assert len(enqueue(catalog, jobs_wanted, leader_epoch=epoch)) == 3
+        assert enqueue(catalog, [*jobs_wanted, merge(scope="task 4")], leader_epoch=epoch) != []
+        jobs = open_jobs(catalog)
+        assert [(j.tenant, j.scope) for j in jobs] == [(T, ""), (OTHER, ""), (T, "task 3"), (T, "task 4")]
+        first = jobs[0]
         assert first.limits == JobLimits(budget_bytes=1 << 30, lag_ms=5000, task_ids=(3, 9))
         assert (first.state, first.reason, first.estimated_bytes) == (JobState.QUEUED, "20 small files ✓", 7)
         assert first.created_ms > 1_600_000_000_000
@@ -104,26 +104,26 @@ class TestEnqueue:
 class TestLeases:
     def test_the_oldest_job_of_the_executor_is_taken_once(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
-        wanted = [merge(executor=JobExecutor.SPARK), merge(OTHER), NewJob(tenant=T, kind=JobKind.REPLAY)]
-        large, small, replay = enqueue(catalog, wanted, leader_epoch=epoch)
-        mine = lease(catalog, "threads", [JobExecutor.THREADS])
-        assert mine is not None
-        assert (mine.job_id, mine.state, mine.epoch, mine.tries, mine.holder) == (
+        new_jobs = [merge(executor=JobExecutor.SPARK), merge(OTHER), NewJob(tenant=T, kind=JobKind.REPLAY)]
+        large, small, replay = enqueue(catalog, new_jobs, leader_epoch=epoch)
+        job = lease(catalog, "threads", [JobExecutor.THREADS])
+        assert job is not None
+        assert (job.job_id, job.state, job.epoch, job.tries, job.holder) == (
             small, JobState.RUNNING, 1, 1, "threads",
         )  # fmt: skip
-        assert mine.started_ms
-        assert mine.renewed_ms
+        assert job.started_ms
+        assert job.renewed_ms
         assert leased(catalog).job_id == large
         assert lease(catalog, "e1", BOTH) is None, "a replay is taken only by those who ask for it"
-        found = lease(catalog, "e1", BOTH, kinds=[JobKind.REPLAY])
-        assert found is not None
-        assert found.job_id == replay
+        job = lease(catalog, "e1", BOTH, kinds=[JobKind.REPLAY])
+        assert job is not None
+        assert job.job_id == replay
 
     def test_executors_that_lease_together_get_different_jobs(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
         enqueue(catalog, [merge(Tenant(7, n)) for n in range(3)], leader_epoch=epoch)
-        found = together(5, lambda n: lease(catalog, f"e{n}", BOTH))
-        assert sorted(j.tenant.tenant_id for j in found if j is not None) == [0, 1, 2]
+        leases = together(5, lambda n: lease(catalog, f"e{n}", BOTH))
+        assert sorted(j.tenant.tenant_id for j in leases if j is not None) == [0, 1, 2]
 
     def test_a_lease_that_ran_out_is_taken_over_and_its_holder_is_fenced(self, catalog: Catalog) -> None:
         enqueue(catalog, [merge()], leader_epoch=elected(catalog))
@@ -233,9 +233,9 @@ class TestEnds:
                 assert get_job(catalog, job.job_id).state is JobState.RUNNING
         leave()
         leave()
-        wanted = {"finish": JobState.DONE, "give up": JobState.FAILED}.get(end, JobState.QUEUED)
+        expected = {"finish": JobState.DONE, "give up": JobState.FAILED}.get(end, JobState.QUEUED)
         row = get_job(catalog, job.job_id)
-        assert (row.state, row.tries) == (wanted, 0 if end == "release" else 1)
+        assert (row.state, row.tries) == (expected, 0 if end == "release" else 1)
         assert job_figures(catalog).bytes_read == (1000 if end == "finish" else 0)
         assert len(list_events(catalog, limit=9, kind="job")) == (end == "give up")
 

@@ -77,14 +77,14 @@ class TestCommittedLog:
         low, high, ddl = activate(catalog)
         foreign, other, _ = activate(catalog, OTHER)
         assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog)) == 1
-        wanted = [
+        advances = [
             (OTHER, advance(foreign, START, START + 10)),
             (T, advance(ddl, START - 1, START + 10)),  # not the durable watermark that it has
             (T, advance(high, START, START + 10)),  # not the epoch that it has
             (T, advance(other, START, START + 10)),  # not a task of this tenant
             (T, advance(low, START, START + 10)),
         ]
-        assert advance_durable_timestamps(catalog, wanted) == {low, foreign}
+        assert advance_durable_timestamps(catalog, advances) == {low, foreign}
         moved = {low: (0, START + 10), foreign: (0, START + 10)}
         rest = {high: (1, START), ddl: (0, START), other: (0, START)}
         assert durable_timestamps(catalog, [low, high, ddl, foreign, other]) == {**rest, **moved}
@@ -147,8 +147,8 @@ class TestCommittedLog:
         assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         done = flush(catalog, None, advance(low, START, START + 5, *parts[:4]), advance(high, START, START + 10, other))
         assert done == {low}
-        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [(s.object_key[-1], s.number) for s in found] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
+        segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.object_key[-1], s.number) for s in segments] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
         assert stored_bytes(catalog, T)["committed", "live"] == (2, 2000), "the object of nobody's segments stays out"
 
     def test_an_object_key_is_used_once(self, catalog: Catalog) -> None:
@@ -173,8 +173,8 @@ class TestCommittedLog:
 
     def test_the_same_flush_twice_at_once_happens_once(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
-        wanted = [advance(task_id, START, START + 10, segment(task_id)) for task_id in (low, high, ddl)]
-        done = together(6, lambda i: flush(catalog, f"committed/{i}", *(wanted if i % 2 else reversed(wanted))))
+        advances = [advance(task_id, START, START + 10, segment(task_id)) for task_id in (low, high, ddl)]
+        done = together(6, lambda i: flush(catalog, f"committed/{i}", *(advances if i % 2 else reversed(advances))))
         assert sorted(map(len, done)) == [0, 0, 0, 0, 0, 3]
         assert len(find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)) == 2
 
@@ -194,20 +194,20 @@ class TestCommittedLog:
 
     def test_segments_are_found_by_time(self, catalog: Catalog) -> None:
         fill(catalog)
-        found = find_segments(catalog, T, after_ts=START + 10, upto_ts=START + 11, limit=10)
-        assert [(s.object_key, s.number) for s in found] == [("committed/2", 0), ("committed/2", 1)]
+        segments = find_segments(catalog, T, after_ts=START + 10, upto_ts=START + 11, limit=10)
+        assert [(s.object_key, s.number) for s in segments] == [("committed/2", 0), ("committed/2", 1)]
         assert find_segments(catalog, T, after_ts=START + 30, upto_ts=TS_MAX, limit=10) == []
         assert find_segments(catalog, T, after_ts=0, upto_ts=START, limit=10) == []
         assert find_segments(catalog, OTHER, after_ts=0, upto_ts=TS_MAX, limit=10) == []
 
     def test_segments_come_in_order_up_to_the_limit(self, catalog: Catalog) -> None:
         fill(catalog)
-        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [(s.lo_ts - START, s.hi_ts - START) for s in found] == [(1, 10), (11, 18), (11, 20), (26, 30)]
+        segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.lo_ts - START, s.hi_ts - START) for s in segments] == [(1, 10), (11, 18), (11, 20), (26, 30)]
         assert len(find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=2)) == 2
 
     @pytest.mark.parametrize(
-        ("wanted", "lows"),
+        ("table_ids", "lows"),
         [
             ([5], [1, 11, 11]),
             ([11], [11]),
@@ -219,18 +219,18 @@ class TestCommittedLog:
         ],
         ids=["one", "edge", "outside and edge", "in a hole", "none", "many, above", "many, as an interval"],
     )
-    def test_table_ids_narrow(self, catalog: Catalog, wanted: list[int], lows: list[int]) -> None:
+    def test_table_ids_narrow(self, catalog: Catalog, table_ids: list[int], lows: list[int]) -> None:
         fill(catalog)
-        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, table_ids=wanted, limit=9)
-        assert [s.lo_ts - START for s in found] == lows
+        segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, table_ids=table_ids, limit=9)
+        assert [s.lo_ts - START for s in segments] == lows
 
     def test_superseded_segments_are_not_found(self, catalog: Catalog) -> None:
         fill(catalog)
         with catalog.transaction() as conn:
             of = tables.objects.c.object_key == "committed/2"
             conn.execute(tables.objects.update().where(of).values(state="superseded"))
-        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [s.object_key for s in found] == ["committed/1", "committed/3"]
+        segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [s.object_key for s in segments] == ["committed/1", "committed/3"]
 
     # snapshots
 
@@ -348,10 +348,10 @@ class TestCommittedLog:
         assert durable_floor(catalog, T, 1) == {}
 
     def test_another_tenants_tasks_do_not_count(self, catalog: Catalog) -> None:
-        mine, theirs = activate(catalog), activate(catalog, OTHER)
+        own, theirs = activate(catalog), activate(catalog, OTHER)
         for tenant in (T, OTHER):
             issue_incarnation(catalog, tenant, 5)
-        for task_id in mine:
+        for task_id in own:
             assert snapshot(catalog, task_id, 1, {5: {1: Position(seq=3)}})
         assert snapshot(catalog, theirs[0], 1, {5: {1: Position(seq=8)}})
         assert durable_floor(catalog, T, 5) == {1: 3}
@@ -360,8 +360,8 @@ class TestCommittedLog:
     # stores
 
     def test_incarnations_are_unique_under_concurrency(self, catalog: Catalog) -> None:
-        got = together(12, lambda _: issue_incarnation(catalog, T, 0))
-        assert sorted(got) == [(n, 0) for n in range(1, 13)]
+        incarnations = together(12, lambda _: issue_incarnation(catalog, T, 0))
+        assert sorted(incarnations) == [(n, 0) for n in range(1, 13)]
         assert reclaimed(catalog, T, 0) == dict.fromkeys(range(1, 13), 0)
         assert newest_incarnation(catalog, T, 0) == 12
         assert newest_incarnation(catalog, OTHER, 0) == 0
@@ -378,19 +378,19 @@ class TestCommittedLog:
 
     def test_a_store_is_assigned_by_its_epoch_and_the_owners(self, catalog: Catalog) -> None:
         issue_incarnation(catalog, T, 0)
-        mine = elected(catalog)
+        epoch = elected(catalog)
         life = register_worker(catalog, "d-1", "dispatcher", "")
-        assert assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, leader_epoch=mine) == 1
-        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
-        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, leader_epoch=mine + 1) is None
-        assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
+        assert assign_store(catalog, T, 0, worker_id="d-1", seen_epoch=0, leader_epoch=epoch) == 1
+        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, leader_epoch=epoch) is None
+        assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, leader_epoch=epoch + 1) is None
+        assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, leader_epoch=epoch) is None
         before = database_time_ms(catalog)
         (row,), database_ms = stores_of_dispatcher(catalog, "d-1", life)
         assert (row.store_id, row.dispatcher_epoch) == (0, 1)
         assert database_ms is not None
         assert before <= database_ms <= database_time_ms(catalog)
         assert stores_of_dispatcher(catalog, "d-1", life + 1) == ([], None)
-        won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, leader_epoch=mine))
+        won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, leader_epoch=epoch))
         assert sorted(won, key=str) == [2, None]
 
     def test_reclaiming_is_guarded_and_never_falls(self, catalog: Catalog) -> None:

@@ -35,8 +35,8 @@ class TestPages:
         for _ in range(60):
             after, upto, limit = rnd.choice(edges), rnd.choice([TS_MAX, rnd.choice(edges)]), rnd.choice([1, 7, 500])
             every = sorted((lo, hi, n) for n, (lo, hi) in enumerate(spans) if hi > after and lo <= upto)
-            found = find_segments(catalog, T, after_ts=after, upto_ts=upto, limit=limit)
-            assert [(s.lo_ts, s.hi_ts, s.number) for s in found] == every[:limit]
+            segments = find_segments(catalog, T, after_ts=after, upto_ts=upto, limit=limit)
+            assert [(s.lo_ts, s.hi_ts, s.number) for s in segments] == every[:limit]
 
     def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog, low: int) -> None:
         durable_ts, costs = START, []

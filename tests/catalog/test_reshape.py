@@ -91,8 +91,8 @@ class TestReshape:
         assert parts is not None
         rows = [get_task(catalog, part) for part in parts]
         ranges = KeyRange(LOW.start, KEY), KeyRange(KEY, LOW.end)
-        wanted = zip(parts, ranges, strict=True)
-        assert rows == [replace(was, task_id=part, range=range_, epoch=2) for part, range_ in wanted]
+        expected = zip(parts, ranges, strict=True)
+        assert rows == [replace(was, task_id=part, range=range_, epoch=2) for part, range_ in expected]
         assert [positions(catalog, part) for part in parts] == [AT, AT]
         assert [referred(catalog, part) for part in parts] == [{was.snapshot_key, f"snapshots/{low}/rows"}] * 2
         assert tasks_owned_by(catalog, "s1", life) == [*others, *rows]
@@ -107,8 +107,8 @@ class TestReshape:
         before = served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)
         split(catalog, low)
         assert (served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)) == before
-        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [(s.object_key, s.task_id) for s in found] == [("c/1", low)], "a segment keeps who wrote it"
+        segments = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.object_key, s.task_id) for s in segments] == [("c/1", low)], "a segment keeps who wrote it"
         assert get_task(catalog, high).durable_ts == START
 
     def test_a_part_holds_the_files_that_its_task_held(self, catalog: Catalog) -> None:

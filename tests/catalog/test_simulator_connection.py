@@ -30,15 +30,15 @@ class TestSimulatorConnection:
 
     def test_a_list_of_parameters_has_a_text_for_each_length(self, catalog: Catalog) -> None:
         assert isinstance(catalog, QuickCatalog)
-        asked: BindParameter[int] = bindparam("asked", expanding=True)
-        statement = select(tenants.c.tenant_id).where(tenants.c.tenant_id.in_(asked)).order_by(tenants.c.tenant_id)
+        ids_param: BindParameter[int] = bindparam("asked", expanding=True)
+        statement = select(tenants.c.tenant_id).where(tenants.c.tenant_id.in_(ids_param)).order_by(tenants.c.tenant_id)
         for number in (1, 2, 3):
             register_tenant(catalog, Tenant(1, number))
         before = len(catalog.noted)
         lists: list[list[int]] = [[1], [2], [3, 1], [1, 2], [], [3]]
         with catalog.reading() as conn:
-            found = [list(conn.execute(statement, {"asked": ids}).scalars()) for ids in lists]
-        assert found == [sorted(ids) for ids in lists]
+            results = [list(conn.execute(statement, {"asked": ids}).scalars()) for ids in lists]
+        assert results == [sorted(ids) for ids in lists]
         assert len(catalog.noted) - before == 4, "not the first use, and not the empty list"
 
     def test_an_error_of_the_driver_is_sqlalchemys(self, catalog: Catalog) -> None:

@@ -144,9 +144,9 @@ class TestTasks:
         activate(catalog)
         row = get_tenant(catalog, T)
         assert (row.state, row.start_ts) == (TenantState.ACTIVE, START)
-        made = list_tasks(catalog, T)
-        assert [(t.kind, t.range) for t in made] == [("data", LOW), ("data", HIGH), ("ddl", DDL)]
-        assert {(t.start_ts, t.durable_ts, t.epoch, t.owner, t.error) for t in made} == {(START, START, 0, None, None)}
+        tasks = list_tasks(catalog, T)
+        assert [(t.kind, t.range) for t in tasks] == [("data", LOW), ("data", HIGH), ("ddl", DDL)]
+        assert {(t.start_ts, t.durable_ts, t.epoch, t.owner, t.error) for t in tasks} == {(START, START, 0, None, None)}
         assert list_tenants(catalog, TenantState.ACTIVE) == [row]
         assert list_tenants(catalog, TenantState.PAUSED) == []
 
@@ -181,21 +181,21 @@ class TestTasks:
 
     def test_an_assignment_raises_the_epoch(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         life = register_worker(catalog, "sorter-1", "sorter", "")
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
-        assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, leader_epoch=mine) == 1
+        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=leader_epoch) == 1
+        assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, leader_epoch=leader_epoch) == 1
         assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1", life)] == [low]
-        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=1, leader_epoch=mine) == 2
+        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=1, leader_epoch=leader_epoch) == 2
         assert tasks_owned_by(catalog, "sorter-1", life) == []
         assert get_task(catalog, low).epoch == 2
 
     def test_of_concurrent_assignments_one_wins(self, catalog: Catalog, low: int) -> None:
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         for seen in range(5):
-            got = race_for(catalog, low, seen, mine)
-            assert sorted(got, key=str) == [seen + 1, None]
-            assert get_task(catalog, low).owner == f"sorter-{got.index(seen + 1)}"
+            epochs = race_for(catalog, low, seen, leader_epoch)
+            assert sorted(epochs, key=str) == [seen + 1, None]
+            assert get_task(catalog, low).owner == f"sorter-{epochs.index(seen + 1)}"
 
     def test_a_stopped_task_says_why_until_it_is_retried(self, catalog: Catalog, low: int) -> None:
         assert not stop_task(catalog, low, epoch=1, error="stale")
@@ -233,12 +233,12 @@ class TestTasks:
     def test_the_watermarks_of_several_tenants_are_those_of_each(self, catalog: Catalog) -> None:
         advanced(catalog)
         activate(catalog, OTHER)
-        found = served_edges(catalog, [T, OTHER, Tenant(9, 9)])
-        assert {tenant: edge.ts for tenant, edge in found.items()} == {T: START + 10, OTHER: START}
+        edges = served_edges(catalog, [T, OTHER, Tenant(9, 9)])
+        assert {tenant: edge.ts for tenant, edge in edges.items()} == {T: START + 10, OTHER: START}
         assert served_edges(catalog, [OTHER]) == {OTHER: served_edge(catalog, OTHER)}
         assert served_edges(catalog, []) == {}
         many = [T, *(Tenant(8, n) for n in range(1000))]
-        assert served_edges(catalog, many) == {T: found[T]}
+        assert served_edges(catalog, many) == {T: edges[T]}
 
     # the leader
 
@@ -283,10 +283,10 @@ class TestTasks:
     # processes
 
     def test_a_worker_gets_a_new_incarnation_each_time(self, catalog: Catalog) -> None:
-        got = together(8, lambda i: register_worker(catalog, "sorter-1", "sorter", f"10.0.0.{i}:7000"))
-        assert sorted(got) == list(range(1, 9))
+        incarnations = together(8, lambda i: register_worker(catalog, "sorter-1", "sorter", f"10.0.0.{i}:7000"))
+        assert sorted(incarnations) == list(range(1, 9))
         (row,) = list_workers(catalog, "sorter")
-        assert (row.incarnation, row.address, row.state) == (8, f"10.0.0.{got.index(8)}:7000", "up")
+        assert (row.incarnation, row.address, row.state) == (8, f"10.0.0.{incarnations.index(8)}:7000", "up")
         assert list_workers(catalog, "dispatcher") == []
 
     def test_an_older_life_is_fenced(self, catalog: Catalog) -> None:
@@ -300,11 +300,11 @@ class TestTasks:
 
     def test_registering_again_fences_the_earlier_life_out_of_its_tasks(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
-        mine = elected(catalog)
+        leader_epoch = elected(catalog)
         first = register_worker(catalog, "sorter-1", "sorter", "a")
         register_worker(catalog, "sorter-2", "sorter", "b")
-        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine)
-        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=mine)
+        assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=leader_epoch)
+        assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=leader_epoch)
         second = register_worker(catalog, "sorter-1", "sorter", "c")
         assert get_task(catalog, low).epoch == 2
         assert get_task(catalog, high).epoch == 1
