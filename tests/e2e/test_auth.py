@@ -78,10 +78,10 @@ def test_a_key_is_kept_for_its_owner_only(owner: Person) -> None:
 
 
 def test_a_tenant_from_registration_to_rows_by_its_own_keys(owner: Person, recording: Path, tmp_path: Path) -> None:
-    url, made = owner.up.url, tmp_path / "register.log"
+    url, log = owner.up.url, tmp_path / "register.log"
     of = ("-c", "1", "-t", "1")
     args = ("tenant", "register", *of, "--wait", "--url", url)
-    with TiStreamProcess(*args, log=made, env={"XDG_CONFIG_HOME": str(owner.home)}) as waiting:
+    with TiStreamProcess(*args, log=log, env={"XDG_CONFIG_HOME": str(owner.home)}) as waiting:
         while "start the pushers" not in waiting.output():
             assert waiting.alive, waiting.output()
         (push_key,) = set(KEY.findall(waiting.output()))
@@ -119,8 +119,8 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
         page.goto(owner.up.url + "/overview")
         expect(page).to_have_url(re.compile("/login"))
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
+        report = Axe().run(page)
+        assert report.violations_count == 0, report.generate_report()
         page.goto(link)
         expect(page.get_by_role("status")).to_contain_text("only if you asked for the link yourself")
         assert not page.context.cookies(), "a link alone signs nobody in"

@@ -21,10 +21,10 @@ def test_nothing_is_lost_in_chaos(tmp_path: Path) -> None:
     story = (tmp_path / "said").read_text("utf-8")
     assert ran.returncode in (0, 1), story
     report = json.loads(ran.stdout)
-    told = f"{json.dumps(report, indent=1)}\n{story}"
-    assert report["findings"] == {}, told
-    assert report["healed_s"] is not None, told
-    assert report["read"] == report["read_again"] == report["committed"] > 1000, told
-    assert sum(report["events"].values()) > 10, told
+    words = f"{json.dumps(report, indent=1)}\n{story}"
+    assert report["findings"] == {}, words
+    assert report["healed_s"] is not None, words
+    assert report["read"] == report["read_again"] == report["committed"] > 1000, words
+    assert sum(report["events"].values()) > 10, words
     slow = (report["takeover_p99_s"] or 0) > 15  # a busy machine may take longer; the command says so with its status
-    assert ran.returncode == slow, told
+    assert ran.returncode == slow, words

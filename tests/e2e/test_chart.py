@@ -22,8 +22,8 @@ expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    with deployed(tmp_path_factory.mktemp("chart")) as made:
-        yield made
+    with deployed(tmp_path_factory.mktemp("chart")) as new_world:
+        yield new_world
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def reader(world: Deployed, pusher: Pod) -> Reader:
 def reader_of(world: Deployed) -> Reader:
     """With a key that may only read this tenant."""
     with connect(world.url, key=world.owner) as client:
-        made = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
-    return Reader(world, made["key"])
+        key = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
+    return Reader(world, key["key"])
 
 
 def pulled_beyond(reader: Reader, ts_: int) -> bool:

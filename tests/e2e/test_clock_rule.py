@@ -127,17 +127,17 @@ class Service:
     alive: Callable[[], bool]  #: whether no process has ended by itself
 
     def pusher(self, tenant_id: int) -> Pusher:
-        made = Pusher(Tenant(1, tenant_id), self.url, self.bucket)
-        made.begin()
-        return made
+        started = Pusher(Tenant(1, tenant_id), self.url, self.bucket)
+        started.begin()
+        return started
 
     def log(self, tenant: Tenant) -> list[tuple[bytes, int]]:
         """(key, commit_ts) of every row in the log, in the order of the log's segments."""
-        source, found = SegmentSource(self.bucket), []
+        source, versions = SegmentSource(self.bucket), []
         for segment in find_segments(self.catalog, tenant, after_ts=0, upto_ts=tso.TSO_END - 1, limit=100_000):
             rows = source.rows(segment)
-            found += list(zip(rows["key"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True))
-        return found
+            versions += list(zip(rows["key"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True))
+        return versions
 
     def problems(self, code: str = "") -> list[dict[str, Any]]:
         """What /healthz and the workers' reports show."""
@@ -150,8 +150,8 @@ class Service:
         """The tenant's only quarantine."""
         with client(self.url) as c:
             tenant = f"/v1/clusters/{pusher.tenant.cluster_id}/tenants/{pusher.tenant.tenant_id}"
-            found = c.get(f"{tenant}/quarantines")["items"]
-        return dict(found[0]) if found else {}
+            quarantines = c.get(f"{tenant}/quarantines")["items"]
+        return dict(quarantines[0]) if quarantines else {}
 
     def problem(self, key: str) -> dict[str, Any]:
         """The dispatcher's problem that names the object."""

@@ -97,8 +97,8 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
         logs = {file.name: file.read_text("utf-8") for file in tmp_path.glob("*.log")}
         assert len(logs) == 6
         secret = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
-        told = [name for name, text in logs.items() if SECRET.search(text) or secret in text]
-        assert not told, "a reader of the logs could use them"
+        leaking = [name for name, text in logs.items() if SECRET.search(text) or secret in text]
+        assert not leaking, "a reader of the logs could use them"
 
 
 def _operate(url: str, owner: str) -> None:
@@ -123,8 +123,8 @@ def _operate(url: str, owner: str) -> None:
         ask("PUT", f"{TENANT}/safe-point/backfill", 200, json={"safe_ts": started})
         assert ask("POST", f"{TENANT}/push-credentials", 409)["code"] == "TS-1014"  # no role is configured
         ask("POST", f"{TENANT}/stores/9/incarnations", 201)
-        made = ask("POST", "/v1/keys", 201, json={"name": "reader", "role": "viewer"})
-        ask("DELETE", f"/v1/keys/{made['key_id']}", 200)
+        key = ask("POST", "/v1/keys", 201, json={"name": "reader", "role": "viewer"})
+        ask("DELETE", f"/v1/keys/{key['key_id']}", 200)
         # a button of the console: the meta server, a process of its own, moves what the worker has
         assert ask("POST", "/workers/sorter-2/drain", 303).headers["location"] == "/workers/sorter-2"
         eventually(lambda: {t["owner"] for t in ask("GET", TENANT, 200)["tasks"]} == {"sorter-1"})

@@ -27,12 +27,12 @@ Files = dict[BatchKey, Path]
 
 def batch_files(bucket: Path) -> Files:
     """Every batch file of the tenant, in key order."""
-    found = {}
+    files = {}
     for path in sorted((bucket / buffer_prefix(TENANT)).rglob("*.seg")):
         key = parse(path.relative_to(bucket).as_posix())
         assert isinstance(key, BatchKey)
-        found[key] = path
-    return found
+        files[key] = path
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_damaged_files_hold_the_log_up_and_nothing_is_lost(pushed: Path, expecte
     bucket = pushed / "data" / "bucket"
     files = batch_files(bucket)
     store = min(key.store_id for key in files)
-    mine = [key for key in files if key.store_id == store]
-    hurt = mine[4 :: len(mine) // (len(DAMAGES) + 2)][: len(DAMAGES) + 1]
+    of_store = [key for key in files if key.store_id == store]
+    hurt = of_store[4 :: len(of_store) // (len(DAMAGES) + 2)][: len(DAMAGES) + 1]
     good = {key: files[key].read_bytes() for key in hurt}
     cut_ts = {key: decode_batch_file(key, good[key]).cut_ts for key in hurt}
     bad = {key: damage(good[key], files) for key, (damage, *_) in zip(hurt, DAMAGES, strict=False)}

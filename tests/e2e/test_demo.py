@@ -59,9 +59,9 @@ def test_the_demo_plays_everything_says_how_long_it_takes_and_ends_by_itself(las
 def assert_compacted(text: str, by: str) -> None:
     """The last act made fewer files, and the log reads the same."""
     files, size = r"([\d,]+) files of [\d,]+ bytes", r"read again: the same ([\d,]+) changes"
-    found = re.search(rf"^  compaction +{files} became {files}, by {by}; {size}$", text, re.MULTILINE)
-    assert found, text
-    before, after, changes = (int(number.replace(",", "")) for number in found.groups())
+    match = re.search(rf"^  compaction +{files} became {files}, by {by}; {size}$", text, re.MULTILINE)
+    assert match, text
+    before, after, changes = (int(number.replace(",", "")) for number in match.groups())
     assert before > after > 0
     assert changes > 100
 
@@ -88,12 +88,12 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
         process = subprocess.Popen([*DEMO], stdout=subprocess.PIPE, stderr=err, env=environment())
     try:
         assert process.stdout is not None
-        found: list[str] = []
-        while len(found) < 3:
+        lines: list[str] = []
+        while len(lines) < 3:
             line = process.stdout.readline().decode()
             assert line, (tmp_path / "err").read_text("utf-8")
-            found += LINES.findall(line.rstrip("\n"))
-        yield process, found
+            lines += LINES.findall(line.rstrip("\n"))
+        yield process, lines
     finally:
         process.kill()
         process.wait()

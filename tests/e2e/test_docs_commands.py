@@ -115,7 +115,7 @@ def test_the_readme_shows_rows_of_the_sample(readme: Site) -> None:
 
 
 def test_a_reader_of_the_tutorial_goes_on_behind_what_it_had(tutorial: Site) -> None:
-    upto = [int(found) for found in re.findall(r"^\d+ messages, up to (\d+)$", tutorial.said[TUTORIAL], re.MULTILINE)]
+    upto = [int(ts) for ts in re.findall(r"^\d+ messages, up to (\d+)$", tutorial.said[TUTORIAL], re.MULTILINE)]
     assert len(upto) >= 2
     assert upto == sorted(upto)
     assert (tutorial.player.folder / "cursor").read_text("utf-8")

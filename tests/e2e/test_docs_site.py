@@ -79,18 +79,18 @@ def test_each_page_has_a_place_in_the_navigation_and_a_twin(site: Path) -> None:
 
 
 def test_no_page_refers_to_an_address_elsewhere(site: Path) -> None:
-    assert not {page.name: found for page in site.rglob("*.html") if (found := Addresses(page).found)}
+    assert not {page.name: addresses for page in site.rglob("*.html") if (addresses := Addresses(page).found)}
     for sheet in site.rglob("*.css"):
         text = sheet.read_text("utf-8")
         assert not re.search(r"@import|url\(\s*[\"']?(https?:)?//", text), sheet.name
 
 
 def test_a_browser_asks_nobody_else(address: str) -> None:
-    asked: list[str] = []
+    addresses: list[str] = []
     complaints: list[str] = []
     with chromium() as browser:
         page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: addresses.append(request.url))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
         for path in ("index.html", "tutorial.html", "reference/cli.html", "sorter.html"):
@@ -98,5 +98,5 @@ def test_a_browser_asks_nobody_else(address: str) -> None:
         page.locator("input.md-search__input").click()
         page.locator("input.md-search__input").press_sequentially("watermark")
         expect(page.locator(".md-search-result__item").first).to_be_visible()
-    assert not [found for found in complaints if not found.endswith("/sitemap.xml")]  # the theme looks for one anywhere
-    assert not [url for url in asked if not url.startswith((address, "data:"))]
+    assert not [line for line in complaints if not line.endswith("/sitemap.xml")]  # the theme looks for one anywhere
+    assert not [url for url in addresses if not url.startswith((address, "data:"))]

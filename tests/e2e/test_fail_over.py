@@ -45,9 +45,9 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceCluster]:
     folder = tmp_path_factory.mktemp("fail-over")
-    with ServiceCluster(folder, f"sqlite:///{folder}/catalog.db") as made:
-        made.start("meta-1", "api-1", "replicate-1")
-        yield made
+    with ServiceCluster(folder, f"sqlite:///{folder}/catalog.db") as new_cluster:
+        new_cluster.start("meta-1", "api-1", "replicate-1")
+        yield new_cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,33 +79,33 @@ def keyspace_pair(cluster: ServiceCluster, tenant: Tenant, stack: ExitStack) -> 
             pages = list(client.scan())
         return {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
 
-    def wanted(upto: int) -> dict[bytes, bytes]:
+    def pairs_at(upto: int) -> dict[bytes, bytes]:
         newest = {entry.key: entry.value for entry in entries if entry.ts <= upto}
         return {key: value for key, value in newest.items() if value is not None}
 
     log = EntryLog(cluster.catalog, bucket(cluster), tenant=tenant, rows=entry_rows(entries)).register()
     return Pair(
         log=log, sink_uri=f"tikv://{served.pd_address}", cuts=(entries[99].ts, entries[199].ts, entries[-1].ts),
-        there=there, wanted=wanted, kept_ts=lambda: None,
+        there=there, wanted=pairs_at, kept_ts=lambda: None,
     )  # fmt: skip
 
 
 def folder_pair(cluster: ServiceCluster, tenant: Tenant, folder: Path) -> Pair:
     """The recording's tables and a folder; shop.acct is looked at."""
-    mine = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
-    at = [int(entry["commit_ts"]) for entry in mine]
+    entries = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
+    at = [int(entry["commit_ts"]) for entry in entries]
     first, target = at[len(at) // 3], at[2 * len(at) // 3]
     log = LogBuilder(cluster.catalog, bucket(cluster), tenant=tenant).activate()
 
-    def wanted(upto: int) -> list[dict[str, Any]]:
-        return without_build_time(message_text(e["msg"]) for e in mine if int(e["commit_ts"]) <= upto)
+    def messages_at(upto: int) -> list[dict[str, Any]]:
+        return without_build_time(message_text(e["msg"]) for e in entries if int(e["commit_ts"]) <= upto)
 
     def kept_ts() -> int:
         return int(json.loads((folder / "metadata").read_bytes())["checkpoint-ts"])
 
     return Pair(
         log=log, sink_uri=f"file://{folder}?{CANAL}", cuts=(first, target, recording_end()),
-        there=lambda: messages_in(folder), wanted=wanted, kept_ts=kept_ts,
+        there=lambda: messages_in(folder), wanted=messages_at, kept_ts=kept_ts,
     )  # fmt: skip
 
 
@@ -155,19 +155,19 @@ class HowTo:
         """Until the changefeed is so."""
 
         def shown() -> dict[str, Any]:
-            found = self.answer().json()
-            return {name: found.get(name) for name in facts}
+            answer = self.answer().json()
+            return {name: answer.get(name) for name in facts}
 
         eventually(lambda: shown() == facts, lambda: f"{shown()}, wanted {facts}: {self.answer().text}")
 
     def _blocks(self) -> list[Block]:
         """From the creation to the end of the planned fail-over."""
-        mine = [
+        blocks = [
             block for block in blocks_of(HOWTO) if f" dr {WHOSE}" in block.text or f" {WHOSE} --start" in block.text
         ]
-        (last,) = [n for n, block in enumerate(mine) if f"--target-ts {TARGET}" in block.text]
-        assert "changefeed create dr" in mine[0].text
-        return mine[: last + 1]
+        (last,) = [n for n, block in enumerate(blocks) if f"--target-ts {TARGET}" in block.text]
+        assert "changefeed create dr" in blocks[0].text
+        return blocks[: last + 1]
 
     def _play(self, block: Block) -> str:
         return self.player.play(replace(block, info="sh"))

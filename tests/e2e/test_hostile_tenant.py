@@ -43,8 +43,8 @@ def peak_mib(up: Up) -> int:
 def batch_keys(bucket: Path) -> list[BatchKey]:
     """Of the hostile tenant's files."""
     paths = (bucket / buffer_prefix(HOSTILE)).rglob("*.seg")
-    found = (parse(path.relative_to(bucket).as_posix()) for path in paths)
-    return [key for key in found if isinstance(key, BatchKey)]
+    keys = (parse(path.relative_to(bucket).as_posix()) for path in paths)
+    return [key for key in keys if isinstance(key, BatchKey)]
 
 
 def check_neighbour(up: Up, expected: Path, last_resolved_ts: int) -> None:

@@ -96,8 +96,8 @@ def _write_and_compact(url: str, owner: str, folder: Path, end_ts: int) -> None:
     """A changefeed to its end, and a maintenance job of the scheduler."""
     with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {owner}"}, timeout=60) as http:
         place = {"sink_uri": f"file://{folder}?protocol=canal-json", "start_ts": "earliest", "target_ts": str(end_ts)}
-        made = http.post(f"{TENANT}/changefeeds", json={"changefeed_id": "lake", **place})
-        assert made.status_code == 201, made.text
+        created = http.post(f"{TENANT}/changefeeds", json={"changefeed_id": "lake", **place})
+        assert created.status_code == 201, created.text
         eventually(lambda: http.get(f"{TENANT}/changefeeds/lake").json()["state"] == "finished")
         eventually(lambda: "done" in {job["state"] for job in http.get("/v1/jobs").json()["items"]})
 

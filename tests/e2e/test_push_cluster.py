@@ -61,12 +61,12 @@ def test_chosen_tables_alone_are_pulled_and_what_is_created_later(
             cluster.play(speed=12)
             rows = [json.loads(line) for line in pull_all(up.url, last_resolved_ts, format="ndjson").splitlines()]
             assert pusher.alive, pusher.output()
-        known = {
+        infos = {
             t["info"]["id"]: t["info"]
             for t in orjson.loads((recording / "schema_snapshot.json").read_bytes())["tables"]
         }
         of_tables = {row["table_id"] for row in rows if "table_id" in row}
-        assert [known[i]["name"]["L"] for i in of_tables & known.keys()] == ["customers"]
+        assert [infos[i]["name"]["L"] for i in of_tables & infos.keys()] == ["customers"]
         assert compare(expected, rows) > 400  # tables that were created later are whole
         with push(cluster, up.url, tmp_path, "--table", "shop.tags") as other:
             assert other.wait(60) == 2

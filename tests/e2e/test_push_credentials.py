@@ -38,8 +38,8 @@ class KeyedUp(Up):
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with guarded_s3(tmp_path_factory.mktemp("s3")) as server, KeyedUp(tmp_path_factory.mktemp("up"), server) as made:
-        yield made
+    with guarded_s3(tmp_path_factory.mktemp("s3")) as server, KeyedUp(tmp_path_factory.mktemp("up"), server) as new_up:
+        yield new_up
 
 
 def test_a_recording_is_pushed_with_nothing_but_the_tenants_key(

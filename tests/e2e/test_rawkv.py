@@ -49,15 +49,15 @@ def _run(*args: str, **given: Any) -> None:
 
 def changes(up: Up, keyspace: int) -> list[Write]:
     """All changes in the order of the log, as a client of the HTTP API reads them."""
-    path, found, query = f"/v1/clusters/1/tenants/{keyspace + 1}/kv/changes", list[Write](), {"start_ts": "earliest"}
+    path, writes, query = f"/v1/clusters/1/tenants/{keyspace + 1}/kv/changes", list[Write](), {"start_ts": "earliest"}
     with client(up.url) as c:
         while True:
-            asked = {"format": "ndjson", "key_format": "hex", "limit": "5000", **query}
-            page = c.request("GET", path, params=asked)
+            params = {"format": "ndjson", "key_format": "hex", "limit": "5000", **query}
+            page = c.request("GET", path, params=params)
             rows = (json.loads(line) for line in page.content.splitlines())
-            found += [_write(row) for row in rows if row.get("type") != "resolved"]
+            writes += [_write(row) for row in rows if row.get("type") != "resolved"]
             if page.headers["tistream-has-more"] == "false":
-                return found
+                return writes
             query = {"cursor": page.headers["tistream-next-cursor"]}
 
 
@@ -75,10 +75,10 @@ def keyspace(request: pytest.FixtureRequest) -> int:
 def test_every_recorded_event_is_delivered_once_in_order(pushed: Up, keyspace: int) -> None:
     recorded = events(RAW_DEV, keyspace)
     assert len(recorded) > 1_000
-    got = changes(pushed, keyspace)
-    assert len({(w.key, w.ts) for w in got}) == len(got)
-    assert [w.ts for w in got] == sorted(w.ts for w in got)
-    assert {(w.key, w.ts): w for w in got} == recorded
+    writes_read = changes(pushed, keyspace)
+    assert len({(w.key, w.ts) for w in writes_read}) == len(writes_read)
+    assert [w.ts for w in writes_read] == sorted(w.ts for w in writes_read)
+    assert {(w.key, w.ts): w for w in writes_read} == recorded
 
 
 def test_the_final_state_is_what_a_scan_of_the_cluster_answered(pushed: Up, keyspace: int) -> None:
@@ -144,8 +144,8 @@ def test_keys_of_transactions_are_followed_in_a_living_cluster(
             eventually(lambda: len(workload.committed) > 300)
             end_ts = served.settle()
             eventually(lambda: _resolved(pushed, 9) >= end_ts, (tmp_path / "push.log").read_text)
-    got = {(w.key, w.ts): w.value for w in changes(pushed, 8)}
-    assert got == {(row.key.removeprefix(PREFIX), row.commit_ts): row.value for row in workload.committed}
+    values = {(w.key, w.ts): w.value for w in changes(pushed, 8)}
+    assert values == {(row.key.removeprefix(PREFIX), row.commit_ts): row.value for row in workload.committed}
 
 
 def _resolved(up: Up, tenant: int) -> int:

@@ -46,22 +46,22 @@ def check(body: bytes) -> None:
     """Tables at each moment, and every version of the keys that were asked for."""
     events: Iterator[dict[str, Any]] = (json.loads(line) for line in body.splitlines())
     replica, pending = Replica(), next(events, None)
-    asked, seen = moments(TRAFFIC), 0
-    for moment in asked:
+    all_moments, seen = moments(TRAFFIC), 0
+    for moment in all_moments:
         while pending is not None and int(pending.get("commit_ts") or pending["resolved_ts"]) <= moment.ts:
             replica.apply(pending)
             pending = next(events, None)
         touched = {table_id for ts, table_id in rewritten() if ts <= moment.ts}
         for table in moment.tables:
             if table["table_id"] not in touched:
-                mine = [row for part in parts(table) for row in replica.rows[part].values()]
-                same_rows(moment, table, mine)
+                our_rows = [row for part in parts(table) for row in replica.rows[part].values()]
+                same_rows(moment, table, our_rows)
                 seen += 1
     assert seen > 90
-    tables = {part for m in asked for t in m.tables for part in parts(t)} - {t for _, t in rewritten()}
+    tables = {part for m in all_moments for t in m.tables for part in parts(t)} - {t for _, t in rewritten()}
     prefixes = tuple(table_prefix(t) + b"_r" for t in tables)
     delivered = {(bytes.fromhex(key), int(ts)) for key, ts in replica.delivered}
-    first, last = asked[0].ts, asked[-1].ts
+    first, last = all_moments[0].ts, all_moments[-1].ts
     whole = stored_versions(TRAFFIC)
     stored = {v: w for v, w in whole.items() if v[0].startswith(prefixes) and first < v[1] <= last}
     keys = {key for key, _ in stored}

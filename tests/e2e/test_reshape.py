@@ -56,8 +56,8 @@ class Reshaping:
                 raise
 
     def _split(self, row: TaskRow | None) -> None:
-        found = find_segments(self._catalog, TENANT, after_ts=0, upto_ts=TS_MAX, limit=500)
-        keys = sorted({key for s in found for key in (s.start_key, s.end_key)})
+        segments = find_segments(self._catalog, TENANT, after_ts=0, upto_ts=TS_MAX, limit=500)
+        keys = sorted({key for s in segments for key in (s.start_key, s.end_key)})
         inside = [key for key in keys if row is not None and key in row.range and key != row.range.start]
         if inside and row is not None and row.merge_with is None:
             key = self._rand.choice(inside)

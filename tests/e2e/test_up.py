@@ -101,8 +101,8 @@ def test_retention_advances_past_created_tables_by_itself(pushed: Up) -> None:
     with client(pushed.url) as c:
 
         def kept() -> dict[str, Any]:
-            found: dict[str, Any] = c.get(f"{path}/retention")
-            return found
+            retention: dict[str, Any] = c.get(f"{path}/retention")
+            return retention
 
         c.send("PATCH", path, {"retention_s": 1})
         policy_ts = int(kept()["policy_ts"])
