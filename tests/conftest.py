@@ -55,9 +55,9 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     """A migrated, empty catalog in a file."""
     from tests.kit.catalog_cases import new_catalog
 
-    made = new_catalog(tmp_path)
-    yield made
-    made.close()
+    new = new_catalog(tmp_path)
+    yield new
+    new.close()
 
 
 @pytest.fixture(autouse=True)

@@ -55,13 +55,13 @@ def test_modules_have_prose_and_a_bounded_size() -> None:
 
 
 def test_functions_stay_short() -> None:
-    found = {
+    lengths = {
         f"{name}:{node.name}": node.end_lineno - node.lineno + 1
         for name, tree in _trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
     }
-    too_long = {k: n for k, n in found.items() if n > LONG_FUNCTIONS.get(k, FUNCTION_LINES_MAX)}
+    too_long = {k: n for k, n in lengths.items() if n > LONG_FUNCTIONS.get(k, FUNCTION_LINES_MAX)}
     assert not too_long
 
 

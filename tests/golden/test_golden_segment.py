@@ -65,9 +65,9 @@ def encoded_batch() -> bytes:
 
 
 def encoded_committed() -> bytes:
-    mine = table(COMMITTED_NAMES, [*SMALL[:2], *LARGE, SMALL[2]], change.COMMITTED)
+    one = table(COMMITTED_NAMES, [*SMALL[:2], *LARGE, SMALL[2]], change.COMMITTED)
     other = table(COMMITTED_NAMES, OTHER, change.COMMITTED)
-    return build_committed_file(COMMITTED_KEY, [(21, mine), (22, other)], "4567cdef")[0]
+    return build_committed_file(COMMITTED_KEY, [(21, one), (22, other)], "4567cdef")[0]
 
 
 def crc32c(data: bytes) -> int:

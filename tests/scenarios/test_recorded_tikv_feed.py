@@ -25,35 +25,35 @@ def played(request: pytest.FixtureRequest) -> FeedPlayer:
     player = FeedPlayer(DATA / request.param)
     count, rows = RECORDED[request.param]
     assert len(player.wire) == count
-    assert sum(told.rows.num_rows for told in player.wire) > rows
+    assert sum(subscription.rows.num_rows for subscription in player.wire) > rows
     return player
 
 
 def test_every_registration_becomes_a_subscription(played: FeedPlayer) -> None:
-    def known(told: object) -> list[tuple[object, ...]]:
-        return [(t.region_id, t.range, t.checkpoint_ts, t.over) for t in told]  # type: ignore[attr-defined]
+    def facts_of(subscriptions: object) -> list[tuple[object, ...]]:
+        return [(t.region_id, t.range, t.checkpoint_ts, t.over) for t in subscriptions]  # type: ignore[attr-defined]
 
-    assert known(played.core) == known(played.wire)
-    for told, wire in zip(played.core, played.wire, strict=True):
-        assert told.version >= wire.version, "a store may have said more than PD had"
+    assert facts_of(played.core) == facts_of(played.wire)
+    for subscription, wire in zip(played.core, played.wire, strict=True):
+        assert subscription.version >= wire.version, "a store may have said more than PD had"
 
 
 def test_every_row_is_told_once_and_in_order(played: FeedPlayer) -> None:
-    for told, wire in zip(played.core, played.wire, strict=True):
-        assert told.rows.equals(wire.rows)
+    for subscription, wire in zip(played.core, played.wire, strict=True):
+        assert subscription.rows.equals(wire.rows)
 
 
 def test_every_promise_is_told_and_no_other(played: FeedPlayer) -> None:
-    for told, wire in zip(played.core, played.wire, strict=True):
-        assert told.initialized == wire.initialized
-        assert told.resolved_ts == wire.resolved_ts
+    for subscription, wire in zip(played.core, played.wire, strict=True):
+        assert subscription.initialized == wire.initialized
+        assert subscription.resolved_ts == wire.resolved_ts
 
 
 def test_no_promise_was_broken(played: FeedPlayer) -> None:
     """Of each subscription: no commit at or below what was told resolved before."""
-    for told in played.core:
+    for subscription in played.core:
         highest = 0
-        for batch, promised in zip(told.batches, told.promised, strict=True):
+        for batch, promised in zip(subscription.batches, subscription.promised, strict=True):
             kinds = batch["kind"].to_numpy()
             decided = batch["commit_ts"].to_numpy()[(kinds == RowKind.COMMIT) | (kinds == RowKind.COMMITTED)]
             highest = max(highest, promised)
@@ -61,9 +61,9 @@ def test_no_promise_was_broken(played: FeedPlayer) -> None:
 
 
 def test_behind_initialized_every_commit_has_its_prewrite(played: FeedPlayer) -> None:
-    for told in played.core:
+    for subscription in played.core:
         prewritten = set()
-        for batch, ready in zip(told.batches, told.behind_initialized, strict=True):
+        for batch, ready in zip(subscription.batches, subscription.behind_initialized, strict=True):
             for kind, op, key, start_ts in zip(
                 *(batch[name].to_pylist() for name in ("kind", "op", "key", "start_ts")), strict=True
             ):

@@ -18,10 +18,10 @@ FILES = sorted(Path(__file__).parent.glob("*.txt"))
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_scenario(path: Path) -> None:
     text = path.read_text()
-    found = run_scenario(text)
+    result = run_scenario(text)
     if os.environ.get("TISTREAM_REWRITE_SCENARIOS"):
-        path.write_text(found)
-    assert found == path.read_text()
+        path.write_text(result)
+    assert result == path.read_text()
 
 
 def test_there_are_scenarios() -> None:

@@ -93,14 +93,14 @@ def test_a_failing_run_is_made_smaller_as_long_as_it_fails_in_the_same_way() -> 
 
     def again(actions: int | None, without: frozenset[str]) -> Outcome:
         tried.append((actions, without))
-        found = outcome(3, labels=labels)
+        failing = outcome(3, labels=labels)
         if "crash#1" in without:
-            return replace(found, violations=("rest: something else",))
+            return replace(failing, violations=("rest: something else",))
         needed = 100 if "pause#2" not in without else 20  # a pause makes it last longer
-        return found if actions is not None and actions < needed else replace(found, violations=("pull: a row",))
+        return failing if actions is not None and actions < needed else replace(failing, violations=("pull: a row",))
 
     first = again(None, frozenset())
-    found, actions, without = smaller(first, again, None, frozenset())
-    assert (found.violations, actions) == (("pull: a row",), 20)
+    outcome_found, actions, without = smaller(first, again, None, frozenset())
+    assert (outcome_found.violations, actions) == (("pull: a row",), 20)
     assert without == {"put_lost", "crash#0", "pause#2"}
     assert len(tried) < 30

@@ -27,10 +27,10 @@ REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    made = Scheduler("test")
-    threads.use(made)
-    yield made
-    made.close()
+    new_scheduler = Scheduler("test")
+    threads.use(new_scheduler)
+    yield new_scheduler
+    new_scheduler.close()
     threads.use(None)
 
 
@@ -93,24 +93,24 @@ def test_a_lock_is_held_by_one_and_a_condition_gives_it_back(scheduler: Schedule
 
     play(scheduler, *[work] * 4)
     assert most == [1]
-    condition, got = threads.Condition(), list[object]()
+    condition, results = threads.Condition(), list[object]()
 
     def take() -> None:
         with condition:
-            got.append(condition.wait_for(lambda: len(got) == 1, timeout=1.0))
+            results.append(condition.wait_for(lambda: len(results) == 1, timeout=1.0))
 
     def give() -> None:
         scheduler.sleep(0.5)
         with condition:
-            got.append("given")
+            results.append("given")
             condition.notify_all()
 
     play(scheduler, take, give, until=scheduler.now + 10)
-    assert got == ["given", True]
+    assert results == ["given", True]
 
 
 def test_a_queue_is_bounded_and_keeps_its_order(scheduler: Scheduler) -> None:
-    q, got = threads.Queue(2), []
+    q, taken = threads.Queue(2), []
 
     def put() -> None:
         for i in range(6):
@@ -124,10 +124,10 @@ def test_a_queue_is_bounded_and_keeps_its_order(scheduler: Scheduler) -> None:
     def get() -> None:
         scheduler.sleep(1.0)
         for _ in range(6):
-            got.append(q.get(timeout=1.0))
+            taken.append(q.get(timeout=1.0))
 
     play(scheduler, put, get)
-    assert got == [0, 1, 2, 3, 4, 5]
+    assert taken == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_pool_runs_so_many_at_once_and_hands_errors_on(scheduler: Scheduler) -> None:

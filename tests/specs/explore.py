@@ -125,15 +125,15 @@ class _Seen:
         hashes = np.fromiter(reached, np.int64, len(reached))
         parents = np.fromiter((parent for parent, _ in reached.values()), np.int64, len(reached))
         fresh = np.ones(len(hashes), np.bool_)
-        for known, _ in self._runs:
-            fresh &= known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] != hashes
+        for hashes_run, _ in self._runs:
+            fresh &= hashes_run[np.minimum(np.searchsorted(hashes_run, hashes), len(hashes_run) - 1)] != hashes
         if fresh.any():
             self._add(hashes[fresh], parents[fresh])
         return (state for (_, state), is_fresh in zip(reached.values(), fresh.tolist(), strict=True) if is_fresh)
 
-    def way_to(self, found: int) -> list[int]:
+    def way_to(self, last: int) -> list[int]:
         """The hashes from the first state to this one."""
-        way = [found]
+        way = [last]
         while (parent := self._parent(way[-1])) != way[-1]:
             way.append(parent)
         return way[::-1]
@@ -141,15 +141,15 @@ class _Seen:
     def _add(self, hashes: Hashes, parents: Hashes) -> None:
         """Runs of similar length are merged, so that there are few."""
         while self._runs and len(self._runs[-1][0]) < 2 * len(hashes):
-            known, of_known = self._runs.pop()
-            hashes, parents = np.concatenate([known, hashes]), np.concatenate([of_known, parents])
+            last_run, of_known = self._runs.pop()
+            hashes, parents = np.concatenate([last_run, hashes]), np.concatenate([of_known, parents])
         order = np.argsort(hashes)
         self._runs.append((hashes[order], parents[order]))
 
     def _parent(self, child: int) -> int:
-        for known, parents in self._runs:
-            at = int(np.searchsorted(known, child))
-            if at < len(known) and known[at] == child:
+        for run, parents in self._runs:
+            at = int(np.searchsorted(run, child))
+            if at < len(run) and run[at] == child:
                 return int(parents[at])
         raise KeyError(child)
 
@@ -157,8 +157,8 @@ class _Seen:
 def _path(spec: Spec, way: Sequence[int]) -> list[str]:
     """The actions along a way of hashes."""
     state, path = spec.initial(), []
-    for wanted in way[1:]:
-        label, state = next((label, after) for label, after in spec.actions(state) if hash(after) == wanted)
+    for target in way[1:]:
+        label, state = next((label, after) for label, after in spec.actions(state) if hash(after) == target)
         path.append(label)
     return path
 

@@ -196,8 +196,8 @@ class Lanes(Spec):
             return
         stage, age, *seen = worker.query
         if stage == ASKING:
-            mine = lane.epoch if lane.owner == at + 1 else 0
-            query = (READ, age, mine, lane.checkpoint, lane.record, lane.is_free)
+            own_epoch = lane.epoch if lane.owner == at + 1 else 0
+            query = (READ, age, own_epoch, lane.checkpoint, lane.record, lane.is_free)
             yield "is read by the catalog", to(worker._replace(query=query))
             return
         epoch, checkpoint, record, is_free = seen
@@ -219,14 +219,14 @@ class Lanes(Spec):
         """A stretch: plan and attempt, send, finish."""
         if not worker.epoch:
             return
-        lane, mine = state.lane, state.lane.epoch == worker.epoch or "epoch_guard" not in self.rules
+        lane, is_owner = state.lane, state.lane.epoch == worker.epoch or "epoch_guard" not in self.rules
 
         def to(worker: Worker, lane: Lane = lane, **others: Any) -> World:
             return state._replace(workers=put(state.workers, at, worker), lane=lane, **others)
 
         may_send = not worker.waits and (worker.until > 0 or "lease" not in self.rules)
         if not worker.doing:
-            if may_send and mine and (worker.checkpoint == lane.checkpoint or "epoch_guard" not in self.rules):
+            if may_send and is_owner and (worker.checkpoint == lane.checkpoint or "epoch_guard" not in self.rules):
                 yield from self._plans(state, worker, to)
             yield from self._gives_up(state, worker, to)
             return
@@ -243,7 +243,7 @@ class Lanes(Spec):
             yield "hears nothing and begins again", to(worker._replace(doing=(), record=record))
         if stage == PLANNED or (stage == SENT and not left):
             yield from self._gives_up(state, worker, to)
-        if mine and (stage == ANSWERED or "all_written" not in self.rules):
+        if is_owner and (stage == ANSWERED or "all_written" not in self.rules):
             attempted, checkpoint = max(lane.attempted, end), max(lane.checkpoint, end)
             done = lane._replace(checkpoint=checkpoint, attempted=attempted, record=(), is_free=1)
             yield f"moves the checkpoint to {end}", to(worker._replace(checkpoint=end, record=(), doing=()), done)
@@ -288,8 +288,8 @@ class Lanes(Spec):
                 yield f"{label}, the answer is lost" if done else f"{label} and is refused", arrived
                 for at, worker in enumerate(state.workers) if done else ():
                     if worker.epoch == epoch and worker.doing[:3] == (end, number, SENT):
-                        told = worker._replace(doing=(end, number, ANSWERED, 0))
-                        yield f"{label} and is answered", arrived._replace(workers=put(state.workers, at, told))
+                        answered = worker._replace(doing=(end, number, ANSWERED, 0))
+                        yield f"{label} and is answered", arrived._replace(workers=put(state.workers, at, answered))
 
     def _applied(
         self, state: World, epoch: int, after: int, end: int, number: int
