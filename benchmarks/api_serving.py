@@ -94,19 +94,19 @@ def _same(a: bytes, b: bytes) -> bool:
     return a == b
 
 
-def _prove(content: bytes, wanted: pa.Table) -> None:
+def _prove(content: bytes, expected: pa.Table) -> None:
     """The rows of an answer are the first of these, with the names of their tables, in order."""
-    got = pa.ipc.open_stream(content).read_all()
-    wanted = wanted.slice(0, got.num_rows)
-    names = [_TABLES[n] for n in wanted["table_id"].to_pylist()]
+    table = pa.ipc.open_stream(content).read_all()
+    expected = expected.slice(0, table.num_rows)
+    names = [_TABLES[n] for n in expected["table_id"].to_pylist()]
     columns = [pa.array([name[n] for name in names], pa.string()) for n in (0, 1)]
-    if got.num_rows < _ROWS // 4 or not got.equals(pa.table([*columns, *wanted.columns], schema=RAW)):
+    if table.num_rows < _ROWS // 4 or not table.equals(pa.table([*columns, *expected.columns], schema=RAW)):
         raise ValueError("a pull gives other rows than the log has")
 
 
 def rows() -> pa.Table:
     """Rows of four tables in commit order: 450 bytes each, half of them in the first table."""
-    made = synthetic.change_rows(_ROWS)
+    generated = synthetic.change_rows(_ROWS)
     rng = np.random.default_rng(2)
     apart = (1_500 << 18) // _ROWS  # all of them after the recording's last DDL
     commit_ts = np.uint64(recording_end()) - np.arange(_ROWS, 0, -1, dtype=np.uint64) * np.uint64(apart)
@@ -117,17 +117,17 @@ def rows() -> pa.Table:
     flat[:, 9:11] = np.frombuffer(b"_r", np.uint8)
     flat[:, 11:] = _comparable(rng.permutation(_ROWS))
     keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(19), _ROWS, [None, pa.py_buffer(flat)]).cast(pa.binary())
-    old = pc.if_else(pa.array(rng.random(_ROWS) < 0.2), made.column("value"), pa.scalar(None, pa.binary()))
+    old = pc.if_else(pa.array(rng.random(_ROWS) < 0.2), generated.column("value"), pa.scalar(None, pa.binary()))
     stamps = {"start_ts": commit_ts - np.uint64(5), "commit_ts": commit_ts}
-    images = {"value": made.column("value"), "old_value": old}
-    return table_of(change.COMMITTED, table_id=tables, op=made.column("op"), key=keys, **stamps, **images)
+    images = {"value": generated.column("value"), "old_value": old}
+    return table_of(change.COMMITTED, table_id=tables, op=generated.column("op"), key=keys, **stamps, **images)
 
 
-def _with_ddl(made: pa.Table) -> pa.Table:
+def _with_ddl(generated: pa.Table) -> pa.Table:
     """The rows and those of the recording's system tables, from which the schema history is made."""
     recorded = committed_rows()
     recorded = recorded.filter(pc.greater(recorded["table_id"], 1 << 47))
-    return pa.concat_tables([recorded, made]).sort_by("commit_ts")
+    return pa.concat_tables([recorded, generated]).sort_by("commit_ts")
 
 
 def _comparable(numbers: Any) -> Any:

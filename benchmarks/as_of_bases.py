@@ -83,18 +83,18 @@ def _world(folder: Path, times: int, stack: ExitStack) -> ApiWorld:
 def _rows(history: History, times: int) -> pa.Table:
     """Puts and deletes with the table's own row values, evenly before the recording's end."""
     table = history.find(_DATABASE, _TABLE, recording_end())
-    known = committed_rows()
-    mine = [row for row in known.to_pylist() if row["table_id"] == table.id and row["value"] is not None]
-    values = [row["value"] for row in mine if row["commit_ts"] == max(r["commit_ts"] for r in mine)]
+    committed = committed_rows()
+    of_table = [row for row in committed.to_pylist() if row["table_id"] == table.id and row["value"] is not None]
+    values = [row["value"] for row in of_table if row["commit_ts"] == max(r["commit_ts"] for r in of_table)]
     rewrites = REWRITES * times
     count = KEYS * rewrites + TAIL
     rand = np.random.default_rng(times)
     handles = np.concatenate([rand.permutation(KEYS) for _ in range(rewrites)] + [np.arange(TAIL)])
-    step = (recording_end() - mine[0]["commit_ts"]) // (count + 1)
-    commit_ts = mine[0]["commit_ts"] + step * np.arange(1, count + 1, dtype=np.uint64)
-    prefix = mine[0]["key"][:11]
+    step = (recording_end() - of_table[0]["commit_ts"]) // (count + 1)
+    commit_ts = of_table[0]["commit_ts"] + step * np.arange(1, count + 1, dtype=np.uint64)
+    prefix = of_table[0]["key"][:11]
     keys = [prefix + (int(handle) ^ (1 << 63)).to_bytes(8, "big") for handle in handles]
-    made = table_of(
+    repeated = table_of(
         COMMITTED,
         table_id=table.id,
         op=Op.PUT,
@@ -103,8 +103,8 @@ def _rows(history: History, times: int) -> pa.Table:
         commit_ts=commit_ts,
         value=[values[0]] * count,
     )
-    others = known.filter(pc.not_equal(known["table_id"], table.id))  # the schema's among them
-    return pa.concat_tables([others, made])
+    others = committed.filter(pc.not_equal(committed["table_id"], table.id))  # the schema's among them
+    return pa.concat_tables([others, repeated])
 
 
 def _build(world: ApiWorld) -> None:

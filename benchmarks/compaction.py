@@ -62,11 +62,11 @@ def run() -> Iterator[Result]:
     """Two ratios."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        made = _written(Path(folder))
+        written = _written(Path(folder))
         options = {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}
         session = new_session("local[2]", options)
         try:
-            ours, native, plain = _sides(made, session).values()
+            ours, native, plain = _sides(written, session).values()
 
             def proof(left: Output, right: Output) -> bool:
                 return _common_rows(left, right) == ROWS
@@ -77,36 +77,36 @@ def run() -> Iterator[Result]:
             session.stop()
 
 
-def _sides(made: Input, session: SparkSession) -> dict[str, Callable[[], Output]]:
+def _sides(written: Input, session: SparkSession) -> dict[str, Callable[[], Output]]:
     """Ours, Spark's own sort, and two threads of pyarrow; each returns the files that it wrote, in order of range."""
-    executor = SparkExecutor(session, f"file://{made.folder}/bucket", SystemClock())
+    executor = SparkExecutor(session, f"file://{written.folder}/bucket", SystemClock())
     attempts = itertools.count(1)
 
     def ours() -> Output:
-        results = [result for result in executor(made.plan) if isinstance(result, RangeResult)]
-        assert len(results) == len(made.plan), "a range failed"
+        results = [result for result in executor(written.plan) if isinstance(result, RangeResult)]
+        assert len(results) == len(written.plan), "a range failed"
         results.sort(key=lambda r: r.range_id)
-        return [made.folder / "bucket" / r.object_key for r in results]
+        return [written.folder / "bucket" / r.object_key for r in results]
 
     def native() -> Output:
-        out = made.folder / f"native-{next(attempts)}"
-        frame = session.read.parquet(str(made.folder / "parquet"))
+        out = written.folder / f"native-{next(attempts)}"
+        frame = session.read.parquet(str(written.folder / "parquet"))
         frame = frame.repartitionByRange(RANGES, "range_id").sortWithinPartitions("range_id", *ORDER)
         frame.write.option("compression", "zstd").parquet(str(out))
         return sorted(out.glob("part-*.parquet"))
 
     def plain() -> Output:
-        out = made.folder / f"plain-{next(attempts)}"
+        out = written.folder / f"plain-{next(attempts)}"
         out.mkdir()
 
         def one(row: PlanRow) -> Path:
-            table = _ordered(pa.concat_tables(read_inputs(made.store, row)).combine_chunks())
+            table = _ordered(pa.concat_tables(read_inputs(written.store, row)).combine_chunks())
             path = out / f"{row.range_id:04}.parquet"
             pq.write_table(table, path, compression="zstd", compression_level=1)
             return path
 
         with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(one, made.plan))
+            return list(pool.map(one, written.plan))
 
     return {"ours": ours, "spark": native, "pyarrow": plain}
 

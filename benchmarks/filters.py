@@ -90,17 +90,17 @@ def _events(bodies: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _prove(name: str, part: list[bytes], full: list[bytes], keeps: _Keeps) -> None:
-    got = [event for event in _events(part) if event["type"] == "insert"]
-    wanted = [event for event in _events(full) if keeps(event)]
-    if got != wanted or not got or part[-1] != full[-1]:
-        raise ValueError(f"{name}: {len(got)} rows, and {len(wanted)} are left of a full pull")
+    rows = [event for event in _events(part) if event["type"] == "insert"]
+    expected = [event for event in _events(full) if keeps(event)]
+    if rows != expected or not rows or part[-1] != full[-1]:
+        raise ValueError(f"{name}: {len(rows)} rows, and {len(expected)} are left of a full pull")
 
 
 def _ratio(name: str, part: Callable[[], object], full: Callable[[], object]) -> Result:
     ratios = []
     for turn in range(_RUNS):
-        mine, whole = in_turn(turn, partial(_cpu_s, part), partial(_cpu_s, full))
-        ratios.append(mine / whole)
+        part_s, whole = in_turn(turn, partial(_cpu_s, part), partial(_cpu_s, full))
+        ratios.append(part_s / whole)
     return Result.of(name, ratios, 0.1, "lower")
 
 
@@ -114,10 +114,10 @@ def _log() -> pa.Table:
     """The recording up to its end, and the inserts of `bulk5k` again and again after it."""
     rows = committed_rows()
     table = recorded_history().find("shop_arch", "bulk5k", recording_end())
-    mine = rows.filter(pc.and_(pc.equal(rows["table_id"], table.id), pc.is_valid(rows["value"])))
-    mine = mine.filter(pc.is_null(mine["old_value"]))
-    count = mine.num_rows * _REPEAT
-    many = pa.concat_tables([mine] * _REPEAT).combine_chunks()
+    of_table = rows.filter(pc.and_(pc.equal(rows["table_id"], table.id), pc.is_valid(rows["value"])))
+    of_table = of_table.filter(pc.is_null(of_table["old_value"]))
+    count = of_table.num_rows * _REPEAT
+    many = pa.concat_tables([of_table] * _REPEAT).combine_chunks()
     commit_ts = np.uint64(recording_end()) - np.arange(count, 0, -1, dtype=np.uint64) * np.uint64(4)
     for column, values in (("commit_ts", commit_ts), ("start_ts", commit_ts - np.uint64(2))):
         many = many.set_column(many.schema.get_field_index(column), many.schema.field(column), pa.array(values))

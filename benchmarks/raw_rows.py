@@ -77,9 +77,9 @@ class Side:
 def same(raw: pa.Table, transactional: pa.Table) -> bool:
     """Whether both wrote the same."""
     order = [("commit_ts", "ascending"), ("key", "ascending")]
-    wanted = transactional.set_column(_KEY, "key", in_keyspace(transactional["key"])).select(_SAME).sort_by(order)
+    want = transactional.set_column(_KEY, "key", in_keyspace(transactional["key"])).select(_SAME).sort_by(order)
     rows = raw.select(_SAME).sort_by(order)
-    return raw.num_rows > 0 and all(rows[name].combine_chunks().equals(wanted[name].combine_chunks()) for name in _SAME)
+    return raw.num_rows > 0 and all(rows[name].combine_chunks().equals(want[name].combine_chunks()) for name in _SAME)
 
 
 def run() -> Iterator[Result]:

@@ -89,7 +89,7 @@ def _ratio(name: str, rows: pa.RecordBatch, regions: pa.RecordBatch, tasks: list
 
     def same(output: _Output, whole: npt.NDArray[np.uint8]) -> bool:
         file = pa.ipc.read_record_batch(pa.py_buffer(whole), rows.schema)
-        return all(pa.ipc.open_stream(got).read_next_batch().equals(_filtered(file, task)) for task, got in output)
+        return all(pa.ipc.open_stream(sent).read_next_batch().equals(_filtered(file, task)) for task, sent in output)
 
     return compare(name, dispatch, memcpy, proof=same, target=target)
 

@@ -119,11 +119,11 @@ def whole(document: bytes) -> History:
 
 def used(history: History) -> tuple[Table, set[int]]:
     """One lookup and one DDL: the table found, and the ids of another after it was dropped."""
-    found = history.find("tenant_40", "orders_79000", START)
+    other = history.find("tenant_40", "orders_79000", START)
     grown = history.copy()
     grown.take(drop(5))
     grown.advance(START + 10)
-    return found, grown.physical_ids("tenant_1", "orders_5", START + 2, START + 10)
+    return other, grown.physical_ids("tenant_1", "orders_5", START + 2, START + 10)
 
 
 def run() -> Iterator[Result]:

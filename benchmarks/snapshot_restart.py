@@ -86,12 +86,12 @@ class Saved:
         self.sorter.core = StoredCore(1, KeyRange(), BASE_TS, self.sorter.core.durable_ts, self._range)
         self.sorter.core.restore(state, state.positions)
         batch = ticks.batch(n)
-        made = time.perf_counter()
+        written_s = time.perf_counter()
         self.seq += 1
         rows = self.sorter.tick(_at(batch, self.seq))
         if not rows.num_rows:
             raise ValueError("nothing was written out")
-        return time.perf_counter() - made + (made - start)
+        return time.perf_counter() - written_s + (written_s - start)
 
     def _range(self, key: str, offset: int, length: int) -> bytes:
         self.read += length

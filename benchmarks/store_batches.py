@@ -58,14 +58,14 @@ def workload(row_bytes: int, *, ticks: int, rows_per_tick: int, seed: int = 1) -
     txn_start = np.sort(rng.integers(0, ticks * tick_ts - 400 * MS, count // TXN_ROWS)).astype(np.uint64)
     start = np.repeat(txn_start + np.uint64(BASE_TS), TXN_ROWS)
     commit = start + np.repeat(rng.integers(20 * MS, 300 * MS, count // TXN_ROWS), TXN_ROWS).astype(np.uint64)
-    came = start + rng.integers(0, 20 * MS, count).astype(np.uint64)
+    arrived = start + rng.integers(0, 20 * MS, count).astype(np.uint64)
     decided = commit + rng.integers(0, 50 * MS, count).astype(np.uint64)
     region = rng.integers(0, REGION_COUNT, count)
     keys = _keys(region, rng.permutation(count))
     values = _values(row_bytes - 19, rng).take(pa.array(rng.integers(0, POOL, count)))
     updates = np.arange(count) % UPDATES == 0
     old = pc.if_else(pa.array(updates), values.take(pa.array(rng.permutation(count))), None)
-    times = {"start": start, "commit": commit, "came": came, "decided": decided}
+    times = {"start": start, "commit": commit, "came": arrived, "decided": decided}
     data = _Rows(**times, region=region, keys=keys, values=values, old=old)
     batches = {s: _batches_of(data, s, ticks, tick_ts) for s in range(1, STORES + 1)}
     whole = _committed(data)
@@ -113,19 +113,19 @@ def _values(mean_bytes: int, rng: np.random.Generator) -> pa.BinaryArray:
 
 
 def _batches_of(data: _Rows, store: int, ticks: int, tick_ts: int) -> list[FeedBatch]:
-    mine = np.flatnonzero(data.region % STORES == store - 1)
-    came, decided, start = data.came[mine], data.decided[mine], data.start[mine]
+    of_store = np.flatnonzero(data.region % STORES == store - 1)
+    arrived, decided, start = data.came[of_store], data.decided[of_store], data.start[of_store]
     out = []
     low = np.uint64(0)
     for k in range(ticks):
         cut = np.uint64(BASE_TS + (k + 1) * tick_ts + store * 37 * MS)
         resolved = cut
         if k + 1 < ticks:
-            open_ = (came < cut) & (decided >= cut)
+            open_ = (arrived < cut) & (decided >= cut)
             resolved = min(cut, start[open_].min() - np.uint64(1)) if open_.any() else cut
         else:
             cut = resolved = np.uint64(BASE_TS + (ticks + 1) * tick_ts)
-        prewrites, commits = mine[(came >= low) & (came < cut)], mine[(decided >= low) & (decided < cut)]
+        prewrites, commits = of_store[(arrived >= low) & (arrived < cut)], of_store[(decided >= low) & (decided < cut)]
         out.append(_batch(data, store, k + 1, prewrites, commits, int(resolved), int(cut)))
         low = cut
     return out

@@ -56,8 +56,8 @@ def main() -> int:
     if given.what == "capacity":
         capacity(seconds)
         return 0
-    wanted = {name: value for name in HELP if (value := getattr(given, name)) is not None}
-    load = replace(LOADS[given.what], **wanted)
+    options = {name: value for name in HELP if (value := getattr(given, name)) is not None}
+    load = replace(LOADS[given.what], **options)
     shape = Shape(sorters=given.sorters, mariadb=not given.sqlite, s3=not given.folder)
     is_soak, holds = given.what == "soak", True
     if is_soak:

@@ -148,16 +148,16 @@ class LoadStore:
 
     def _register(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
         waiting, self._waiting = self._waiting, []
-        known = {place: subscription for subscription, place in self._subscriptions.items()}
+        known_places = {place: subscription for subscription, place in self._subscriptions.items()}
         checkpoint_ts: int | None = None
         for place in waiting:
             checkpoint_ts = checkpoint_of(self._ranges[place])
             if checkpoint_ts is None:
                 self._waiting.append(place)
                 continue
-            if place in known:
-                del self._subscriptions[known[place]]
-                yield SubscriptionClosed(subscription=known[place])
+            if place in known_places:
+                del self._subscriptions[known_places[place]]
+                yield SubscriptionClosed(subscription=known_places[place])
             subscription, now_ts = next(self._ids), tso.compose(self._clock.unix_ms())
             self._subscriptions[subscription] = place
             self._subscription_of[place] = subscription
@@ -195,26 +195,24 @@ class LoadStore:
         commit_ms = np.maximum(start_ms + self._rng.uniform(*_OPEN_MS, txns), upto_ms + 1)
         tables = self._rng.integers(0, len(self._active), txns)
         for at in range(len(self._active)):
-            mine = np.flatnonzero(tables == at)
-            if not len(mine):
+            of_table = np.flatnonzero(tables == at)
+            if not len(of_table):
                 continue
-            rows = len(mine) * TXN_ROWS
+            rows = len(of_table) * TXN_ROWS
             handles = np.arange(self._handle, self._handle + rows)
             self._handle += rows
             table_id = self._active[at]
-            made = _Txns(
+            new = _Txns(
                 subscription=self._subscription_of[self._active_places[table_id]],
-                start=np.repeat(start[mine], TXN_ROWS),
-                commit_ms=np.repeat(commit_ms[mine], TXN_ROWS),
+                start=np.repeat(start[of_table], TXN_ROWS),
+                commit_ms=np.repeat(commit_ms[of_table], TXN_ROWS),
                 keys=_keys(table_id, handles),
             )
-            made.sort()
-            self._open.append(made)
+            new.sort()
+            self._open.append(new)
             values = _values().take(pa.array(self._rng.integers(0, _POOL, rows)))
             zeros = np.zeros(rows, np.uint64)
-            yield Rows(
-                subscription=made.subscription, rows=_batch(RowKind.PREWRITE, made.keys, made.start, zeros, values)
-            )
+            yield Rows(subscription=new.subscription, rows=_batch(RowKind.PREWRITE, new.keys, new.start, zeros, values))
 
     def _commits(self, unix_ms: float) -> Iterator[Rows]:
         for txns in self._open:
@@ -292,14 +290,14 @@ def regions(tables: Sequence[int], stores: int) -> dict[int, list[bytes]]:
 
 def schema(ts: int, tables: Sequence[int], *, columns: int = 2) -> bytes:
     """A schema snapshot with these tables, each of an integer key and `columns` columns in all."""
-    known: dict[str, Any] = orjson.loads(empty_snapshot(ts))
-    known["dbs"].append(
+    snapshot: dict[str, Any] = orjson.loads(empty_snapshot(ts))
+    snapshot["dbs"].append(
         {"id": DB_ID, "db_name": _name("load"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": 5}
     )
     cols = [_column(1, "id", _BIGINT, 4099), *(_column(i, f"c{i}", _VARCHAR, 0) for i in range(2, columns + 1))]
     for t in tables:
-        known["tables"].append({"db_id": DB_ID, "info": {"id": t, "name": _name(f"t{t}"), "cols": cols, **_TABLE}})
-    return orjson.dumps(known)
+        snapshot["tables"].append({"db_id": DB_ID, "info": {"id": t, "name": _name(f"t{t}"), "cols": cols, **_TABLE}})
+    return orjson.dumps(snapshot)
 
 
 _TEXT = {"charset": "utf8mb4", "collate": "utf8mb4_bin"}

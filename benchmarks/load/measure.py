@@ -77,8 +77,8 @@ class Run:
         d, reader = self.d, self.readers[0]
         places = task_places(d.catalog)
         dead = str([row for row in places if row.tenant == Tenant(1, reader.tenant_id)][-1].owner)
-        had = sum(row.owner == dead for row in places)
-        say(f"killing {dead}, which has {had} of {len(places)} tasks")
+        tasks = sum(row.owner == dead for row in places)
+        say(f"killing {dead}, which has {tasks} of {len(places)} tasks")
         began = time.monotonic()
         self.kill(dead)
         given_s = wait_for(
@@ -88,7 +88,7 @@ class Run:
         back_s = time.monotonic() - began
         wait_until_complete(d, 40)
         all_s = time.monotonic() - began
-        self.report.fail_over = {"tasks": had, "given_s": given_s, "lag_back_s": back_s, "all_back_s": all_s}
+        self.report.fail_over = {"tasks": tasks, "given_s": given_s, "lag_back_s": back_s, "all_back_s": all_s}
 
     def kill(self, name: str) -> None:
         self.report.kills.append((time.time(), name))

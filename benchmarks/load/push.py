@@ -89,8 +89,8 @@ class Pushers:
                 time.sleep(0.1)
             schedule = FlushSchedule.for_tenant(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
             for store_id in range(1, load.stores + 1):
-                mine = tables[store_id - 1 :: load.stores]
-                self._add(bucket, control, frontier, schedule, store_id, mine, edges[store_id], writes=n < load.writing)
+                own = tables[store_id - 1 :: load.stores]
+                self._add(bucket, control, frontier, schedule, store_id, own, edges[store_id], writes=n < load.writing)
 
     def _add(
         self,

@@ -80,12 +80,10 @@ class LastValues(ServedCluster):
         }
 
     def _store_methods(self, store_id: int) -> dict[str, grpc.RpcMethodHandler]:
-        mine = {"RawBatchPut": self._put, "RawBatchDelete": self._delete}
+        of = {"RawBatchPut": self._put, "RawBatchDelete": self._delete}
         return {
             **super()._store_methods(store_id),
-            **{
-                f"/tikvpb.Tikv/{name}": unary(partial(self._answer_late, store_id, take)) for name, take in mine.items()
-            },
+            **{f"/tikvpb.Tikv/{name}": unary(partial(self._answer_late, store_id, take)) for name, take in of.items()},
         }
 
     def _answer_late(self, store_id: int, take: Any, request: bytes, context: Any) -> bytes:
