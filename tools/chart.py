@@ -58,8 +58,8 @@ def found_helm() -> str | None:
 
 def helm() -> str:
     """A helm, built if there is none."""
-    if found := found_helm():
-        return found
+    if path := found_helm():
+        return path
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         sys.exit(f"helm {HELM_VERSION} is missing, and so is Go, which would build it")

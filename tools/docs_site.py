@@ -61,17 +61,17 @@ def _named(entries: list[Any]) -> Iterator[str]:
 
 
 def _expanded(entries: list[Any], docs: Path, named: set[str]) -> list[Any]:
-    found: list[Any] = []
+    listed: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict) and isinstance(inside := next(iter(entry.values())), list):
             if pages := _expanded(inside, docs, named):
-                found.append({next(iter(entry)): pages})
+                listed.append({next(iter(entry)): pages})
         elif isinstance(entry, str) and "*" in entry:
             matching = (page.relative_to(docs).as_posix() for page in sorted(docs.glob(entry)))
-            found += [page for page in matching if page not in named]
+            listed += [page for page in matching if page not in named]
         else:
-            found.append(entry)
-    return found
+            listed.append(entry)
+    return listed
 
 
 def _about(markdown: str) -> str:

@@ -163,12 +163,12 @@ def error_classes() -> set[type[TiStreamError]]:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
             if not module.name.startswith(("tests.kit", "tistream.catalog.database.migrations", "simulator.dst.")):
                 importlib.import_module(module.name)
-    found, todo = {TiStreamError}, [TiStreamError]
+    classes, todo = {TiStreamError}, [TiStreamError]
     while todo:
         new = [e for e in todo.pop().__subclasses__() if e.__module__.split(".")[:2] != ["tistream", "testing"]]
-        found.update(new)
+        classes.update(new)
         todo += new
-    return found
+    return classes
 
 
 def openapi_page() -> str:
@@ -207,13 +207,13 @@ for _error in sorted(error_classes(), key=lambda e: e.code):
 
 def _routes() -> list[Any]:
     """The application's plain page routes, however they are nested."""
-    found, todo = [], list(api_app().routes)
+    routes, todo = [], list(api_app().routes)
     while todo:
         route = todo.pop()
         todo += getattr(getattr(route, "original_router", route), "routes", None) or []
         if hasattr(route, "path") and "GET" in (getattr(route, "methods", None) or ()):
-            found.append(route)
-    return found
+            routes.append(route)
+    return routes
 
 
 def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:

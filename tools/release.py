@@ -28,16 +28,16 @@ def main(arguments: list[str]) -> int:
     if _tagged(f"v{__version__}"):
         print(f"{__version__} is released: its files never change. Raise the version.", file=sys.stderr)
         return 1
-    made = FOLDER / __version__
-    if made.exists():
+    folder = FOLDER / __version__
+    if folder.exists():
         if not arguments:
-            print(f"{made.relative_to(ROOT)} exists. --again makes it once more.", file=sys.stderr)
+            print(f"{folder.relative_to(ROOT)} exists. --again makes it once more.", file=sys.stderr)
             return 1
-        shutil.rmtree(made)
+        shutil.rmtree(folder)
     if status := subprocess.run(["make", "dist"], cwd=ROOT, check=False).returncode:
         return status
     make(__version__, sorted((ROOT / "dist").glob("*.whl")))
-    print((made / "SHA256SUMS").read_text("ascii"), end="")
+    print((folder / "SHA256SUMS").read_text("ascii"), end="")
     return 0
 
 

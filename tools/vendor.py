@@ -33,9 +33,9 @@ def main() -> None:
             subprocess.run(["npm", "pack", "--silent", f"{package}@{version}"], cwd=folder, check=True)
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
                 for file in files:
-                    found = archive.extractfile(f"package/{file}")
-                    assert found is not None, file
-                    (target / Path(file).name).write_bytes(found.read())
+                    member = archive.extractfile(f"package/{file}")
+                    assert member is not None, file
+                    (target / Path(file).name).write_bytes(member.read())
     (VENDOR / "vendor.json").write_text(json.dumps(manifest(VENDOR), indent=2) + "\n", "utf-8")
 
 
