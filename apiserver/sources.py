@@ -20,6 +20,6 @@ def lag_sources(services: Services) -> LagSources:
         store=services.store,
         skew_max_ms=services.skew_max_ms,
         served=lambda tenant: services.served(tenant).resolved,
-        reports=services.reports,
-        explain=services.explain,
+        reports=services.process.reports,
+        explain=services.process.explain,
     )

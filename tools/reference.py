@@ -153,8 +153,7 @@ def api_app() -> Any:
     from tistream.objectstore.memory import MemoryStore
 
     catalog, store, clock = Catalog("sqlite:////nowhere/catalog.db"), MemoryStore(), SystemClock()
-    services = Services.create(catalog, store, clock, checks={}, problems=lambda: [])
-    return create_app(services)
+    return create_app(Services.create(catalog, store, clock))
 
 
 def error_classes() -> set[type[TiStreamError]]:

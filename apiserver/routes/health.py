@@ -8,9 +8,10 @@ from tistream.http.readiness import Probes, catalog_answers, store_answers
 
 def probes_of(services: Services) -> Probes:
     """Readiness needs the catalog, the object store and every service in this process."""
+    process = services.process
     checks = {
         "catalog": catalog_answers(services.catalog, services.clock),
         "object store": store_answers(services.store),
-        **services.checks,
+        **process.checks,
     }
-    return Probes(checks=checks, problems=services.problems, reported=services.reported, collect=services.collect)
+    return Probes(checks=checks, problems=services.problems, reported=process.reported, collect=process.collect)

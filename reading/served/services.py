@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from reading.log.memory import ReadMemory
 from reading.log.reader import LogReader
@@ -26,6 +25,19 @@ from tistream.runtime.metrics import Collect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What the process tells beside the answers of its routes."""
+
+    checks: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    """Readiness by component: returns, or raises with the reason."""
+    problems: Callable[[], list[dict[str, object]]] = list  #: of the other components
+    reported: Callable[[], list[dict[str, object]]] = list  #: and of other processes
+    collect: Sequence[Collect] = ()  #: metrics of the other components
+    reports: Callable[[], Sequence[TaskState]] = tuple  #: task states of the sorters here
+    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task here waits for, as text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """The dependencies of routes."""
 
@@ -36,12 +48,7 @@ class Services:
     reader: LogReader
     log_starts: LogStarts
     excluded: ExcludedRows
-    checks: Mapping[str, Callable[[], None]]  #: readiness by component: returns, or raises with the reason
-    problems: Callable[[], list[dict[str, object]]]  #: current problems of this process
-    reported: Callable[[], list[dict[str, object]]] = list  #: and of the others
-    collect: Sequence[Collect] = ()  #: metrics of the other components of this process
-    reports: Callable[[], Sequence[TaskState]] = tuple  #: task states of the sorters of this process
-    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, as text
+    process: Process
     skew_max_ms: int = CLOCK_SKEW_MAX_MS  #: how far pushers' timestamps may be ahead of the service's time
     outbound: Terms = NO_TERMS  #: what may be opened for callers
 
@@ -51,26 +58,16 @@ class Services:
         catalog: Catalog,
         store: ObjectStore,
         clock: Clock,
+        process: Process = Process(),
         *,
         retention_hours: float = 0,
-        checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
-        problems: Callable[[], list[dict[str, object]]] = list,
-        reported: Callable[[], list[dict[str, object]]] = list,
-        collect: Sequence[Collect] = (),
-        reports: Callable[[], Sequence[TaskState]] = tuple,
-        explain: Callable[[int], Sequence[str]] = lambda _: (),
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
         outbound: Terms = NO_TERMS,
         read_memory: ReadMemory | None = None,
     ) -> Services:
-        """The usual set over one catalog and one object store. `problems` are those of other components,
-        `reported` those of other processes. `retention_hours` of tenants without their own. `read_memory`: what
-        reads of the log may hold."""
-        registry, excluded = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), ExcludedRows()
-
-        def all_problems() -> list[dict[str, object]]:
-            return [*problems(), *(problem.shown() for problem in (*registry.problems(), *excluded.problems()))]
-
+        """The usual set over one catalog and one object store. `retention_hours` of tenants without their own.
+        `read_memory`: what reads of the log may hold."""
+        registry = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock)
         return cls(
             catalog=catalog,
             store=store,
@@ -78,16 +75,20 @@ class Services:
             registry=registry,
             reader=LogReader(catalog, store, clock, memory=read_memory),
             log_starts=LogStarts(catalog, registry, default_hours=retention_hours),
-            excluded=excluded,
-            checks=checks,
-            collect=collect,
-            reports=reports,
-            explain=explain,
+            excluded=ExcludedRows(),
+            process=process,
             skew_max_ms=skew_max_ms,
             outbound=outbound,
-            problems=all_problems,
-            reported=reported,
         )
+
+    def problems(self) -> list[dict[str, object]]:
+        """Current problems of this process."""
+        own = [*self.registry.problems(), *self.excluded.problems()]
+        return [*self.process.problems(), *(problem.shown() for problem in own)]
+
+    def reported(self) -> list[dict[str, object]]:
+        """And of the others."""
+        return self.process.reported()
 
     def served(self, tenant: Tenant) -> Served:
         """What is served of the tenant now.

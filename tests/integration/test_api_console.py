@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 import apiserver.console
 from apiserver.app import create_app
+from reading.served.services import Process
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.catalog.rows.workers import WorkerKind
@@ -197,7 +198,7 @@ def test_problems_of_this_process_are_shown(world: ApiWorld) -> None:
     problem: dict[str, object] = {
         "source": "sorter-1/<b>", "code": "TS-1033", "message": "the store is away", "fatal": False, "facts": {},
     }  # fmt: skip
-    with TestClient(create_app(replace(world.services, problems=lambda: [problem]))) as http:
+    with TestClient(create_app(replace(world.services, process=Process(problems=lambda: [problem])))) as http:
         for path in ("/overview", "/tenants/1/1"):
             text = Markup(http.get(path).text).text
             assert "sorter-1/<b>" in text
@@ -209,7 +210,9 @@ def test_a_defect_is_a_page_that_says_nothing_of_its_inside(world: ApiWorld) -> 
     def broken() -> list[dict[str, object]]:
         raise RuntimeError("the inside")
 
-    with TestClient(create_app(replace(world.services, problems=broken)), raise_server_exceptions=False) as http:
+    with TestClient(
+        create_app(replace(world.services, process=Process(problems=broken))), raise_server_exceptions=False
+    ) as http:
         answer = http.get("/overview", headers={"Accept": "text/html"})
         assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
         assert "Internal error" in Markup(answer.text).text

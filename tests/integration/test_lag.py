@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from apiserver.app import create_app
+from reading.served.services import Process
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.assignments import assign_store, assign_task
 from tests.kit.batch_files import batch_bytes
@@ -190,7 +191,8 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
         )
         for task in tasks_of(world)
     ]
-    services = replace(world.services, reports=lambda: states, explain=lambda task_id: [f"task {task_id} waits"])
+    process = Process(reports=lambda: states, explain=lambda task_id: [f"task {task_id} waits"])
+    services = replace(world.services, process=process)
     with TestClient(create_app(services)) as http:
         lag = http.get(f"{BASE}/lag", params={"why": "true"}).json()
     assert stages(lag) == {

@@ -239,24 +239,24 @@ def _api(
     from apiserver.app import create_app
     from apiserver.control.push_access import PushPlace
     from reading.log.memory import ReadMemory
-    from reading.served.services import Services
+    from reading.served.services import Process, Services
     from tistream.admin.problems import ReportedProblems
 
-    def problems() -> list[dict[str, object]]:
-        return [p.shown() for service in services for p in service.problems()]
-
+    process = Process(
+        checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
+        problems=lambda: [p.shown() for service in services for p in service.problems()],
+        reported=list if services else ReportedProblems(parts.catalog, parts.clock),
+        collect=collect,
+        reports=lambda: [report for sorter in sorters for report in sorter.reports],
+        explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
+    )
     wired = Services.create(
         parts.catalog,
         parts.store,
         parts.clock,
-        checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
+        process,
         retention_hours=parts.settings.meta.retention_hours,
-        problems=problems,
-        reported=list if services else ReportedProblems(parts.catalog, parts.clock),
-        collect=collect,
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
-        reports=lambda: [report for sorter in sorters for report in sorter.reports],
-        explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
         outbound=outbound_terms(parts.settings),
         read_memory=ReadMemory(parts.settings.server.read_memory_mib << 20),
     )
