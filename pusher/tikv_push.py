@@ -44,7 +44,7 @@ from pusher.tikv.source import SourceOptions, TikvSource
 from pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from pusher.upload_spill import UploadSpill
 from pusher.worker import PusherWorker
-from tistream.clock import Clock, SystemClock
+from tistream.clock import Clock, Due, SystemClock
 from tistream.errors import ErrorKind, InvalidInput, StoreUnavailable, TiStreamError, TsExpired
 from tistream.ids import Tenant
 from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
@@ -118,7 +118,7 @@ class _TikvPush(PushRun):
         self._seed: SeedScan | None = None
         self._seed_stop = threading.Event()
         self._departed = TikvPushProgress(phase="")  # totals of stores that are no longer followed
-        self._next_stores_at = self._next_renewal_at = 0.0
+        self._stores_due, self._renewal_due = Due(_STORES_S), Due(_BARRIER_S)
         self._pd_problem = ""
 
     def run(self, open_store: Callable[[str], ObjectStore]) -> TikvPushProgress:
@@ -304,11 +304,9 @@ class _TikvPush(PushRun):
         while not self._stop.is_set():
             now = self._clock.monotonic()
             try:
-                if now >= self._next_stores_at:
-                    self._next_stores_at = now + _STORES_S
+                if self._stores_due.take(now):
                     self._follow_stores(make)
-                if now >= self._next_renewal_at:
-                    self._next_renewal_at = now + _BARRIER_S
+                if self._renewal_due.take(now):
                     self._renew_barrier(barrier)
                 self._pd_problem = ""
             except TiStreamError as e:

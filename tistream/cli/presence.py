@@ -17,7 +17,7 @@ from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.heartbeat import Heartbeat
 from tistream.catalog.work.workers import forget_presences, leave
 from tistream.cli.startup import process_name
-from tistream.clock import Clock
+from tistream.clock import Clock, Due
 from tistream.errors import Fenced, TiStreamError
 from tistream.model.problem import Problem
 
@@ -52,7 +52,7 @@ class Presence:
         self.name, self._interrupts = name, interrupts
         self.refused: Fenced | None = None
         self._catalog, self._clock = catalog, clock
-        self._forgot_s = 0.0
+        self._forget_due = Due(_FORGET_S)
         self._heartbeat = Heartbeat(catalog, clock, name, kind, step=self._beat)
 
     def start(self) -> None:
@@ -83,6 +83,6 @@ class Presence:
                 _thread.interrupt_main()
             raise
         now_s = self._clock.monotonic()
-        if not self._forgot_s or now_s - self._forgot_s > _FORGET_S:
+        if self._forget_due.is_due(now_s):
             forget_presences(self._catalog)
-            self._forgot_s = now_s
+            self._forget_due.restart(now_s)
