@@ -59,8 +59,8 @@ def test_a_task_at_the_end_of_its_stream_is_not_stalled() -> None:
     facts = known(report(40.0, STUCK))
     assert gaps_of(TASK, replace(facts, ends={T: TASK.durable_ts})) == []
     assert gaps_of(TASK, replace(facts, ends={T: TASK.durable_ts + 1})) != []
-    gone = known(report(40.0, STUCK), s1=LEASE_MS + 1)
-    assert only(TASK, replace(gone, ends={T: 1})).cause is Cause.SILENT, "what it lacks is named nevertheless"
+    silent = known(report(40.0, STUCK), s1=LEASE_MS + 1)
+    assert only(TASK, replace(silent, ends={T: 1})).cause is Cause.SILENT, "what it lacks is named nevertheless"
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,11 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
         world.log.flush(world.log.cuts(4)[2])
         later = pages.make(world.services, replace(request, limit=200_000), moments.at(TENANT, moment.resolved + 1))
         assert later.resolved_ts > moment.resolved
-        kept = len(pages._pages)
+        cached = len(pages._pages)
         for nonsense in "12":
             with pytest.raises(InvalidInput):
                 pages.make(world.services, replace(request, options={"nonsense": nonsense}), moment)
-        assert len(pages._pages) == kept, "a page that cannot be made is not kept"
+        assert len(pages._pages) == cached, "a page that cannot be made is not kept"
 
 
 def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,10 @@ def test_time_ends_a_wait_and_a_tenant_without_tasks_is_gone_only_if_it_had_some
     waker = waker_over(watermarks)
 
     async def play() -> None:
-        with waker.watching(A) as watch, waker.watching(GONE) as gone:
+        with waker.watching(A) as watch, waker.watching(GONE) as deleted:
             assert await watch.moved(10, 0.02) is None
-            assert await gone.moved(0, 0.02) is None
-            assert await gone.moved(5, LONG_S) == -1
+            assert await deleted.moved(0, 0.02) is None
+            assert await deleted.moved(5, LONG_S) == -1
             del watermarks.of[A]
             assert await watch.moved(10, LONG_S) == -1
         await ended()

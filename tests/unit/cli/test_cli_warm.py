@@ -27,13 +27,13 @@ def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyP
 
     texts: list[bytes] = []
 
-    def kept(*args: Any) -> pa.Buffer:
+    def rendered(*args: Any) -> pa.Buffer:
         content = render(*args)
         texts.append(content.to_pybytes())
         return content
 
     monkeypatch.setattr("reading.rows.decode.decode", spy)
-    monkeypatch.setattr("reading.pages.body.render", kept)
+    monkeypatch.setattr("reading.pages.body.render", rendered)
     for columns in (warm._INTEGERS, warm._COMMON, warm._RARE):
         warm.warm(columns)
         last = f"c{len(columns) + 1}".encode()

@@ -24,9 +24,9 @@ RETRIED_S = 30  # by default
 
 @contextmanager
 def refused() -> Iterator[str]:
-    with socket.socket() as taken:  # bound, and not listening
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:  # bound, and not listening
+        listener.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def lives(seed: int) -> tuple[dict[Any, Any], dict[Any, Any], list[Any]]:
     rand = random.Random(seed)
     state: dict[bytes, dict[str, Any]] = {}
 
-    def free(taken: dict[bytes, dict[str, Any]]) -> dict[str, Any] | None:
-        used = {(r["id"], r["part"]) for r in taken.values()}
+    def free(rows: dict[bytes, dict[str, Any]]) -> dict[str, Any] | None:
+        used = {(r["id"], r["part"]) for r in rows.values()}
         left = [(i, p) for i in range(4) for p in "ab" if (i, p) not in used]
         if not left:
             return None
@@ -87,9 +87,9 @@ def test_a_merge_by_primary_key_is_the_table(seed: int) -> None:
     change = upserts(page(events), ["id", "part"])
     merged = {(r["id"], r["part"]): r for r in begun.values()}
     written = [(r["id"], r["part"]) for r in change.rows.to_pylist()]
-    gone = [(r["id"], r["part"]) for r in change.gone.to_pylist()]
-    assert len(set(written + gone)) == len(written + gone), "each key once"
-    for key in gone:
+    deleted = [(r["id"], r["part"]) for r in change.gone.to_pylist()]
+    assert len(set(written + deleted)) == len(written + deleted), "each key once"
+    for key in deleted:
         merged.pop(key, None)
     merged.update({(r["id"], r["part"]): r for r in change.rows.to_pylist()})
     assert merged == {(r["id"], r["part"]): r for r in ended.values()}

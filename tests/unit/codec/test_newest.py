@@ -54,16 +54,16 @@ def test_merged_runs_equal_a_dict(seed: int) -> None:
 
 
 def test_a_merge_holds_one_block_of_each_run() -> None:
-    taken = [0, 0]
+    blocks = [0, 0]
 
     def run(which: int) -> Iterator[pa.Table]:
         for n in range(50):
-            taken[which] += 1
+            blocks[which] += 1
             yield table([(b"%03d" % (2 * n + which), 1, b"v")])
 
     out = merged([run(0), run(1)])
     next(out)
-    assert max(taken) <= 2
+    assert max(blocks) <= 2
     assert sum(1 for _ in out) > 20
 
 

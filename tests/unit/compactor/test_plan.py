@@ -54,16 +54,16 @@ def test_any_plan_merges_neighbours_and_pays(low: list[int], high: list[int], in
     rand.shuffle(mixed)  # type: ignore[attr-defined]
     groups = plan(mixed, settings)
     assert groups == plan(given[2] + given[1], settings), "the order in which pieces are listed says nothing"
-    taken = [(p.object_key, p.task_id) for group in groups for p in group.pieces]
-    assert len(taken) == len(set(taken))
+    merged = [(p.object_key, p.task_id) for group in groups for p in group.pieces]
+    assert len(merged) == len(set(merged))
     for group in groups:
         every = given[group.task_id]
         at = every.index(group.pieces[0])
         assert list(group.pieces) == every[at : at + len(group.pieces)], "neighbours of one task"
-        held = [p.stored_bytes for p in group.pieces]
-        assert inputs_min <= len(held)
-        assert sum(held) <= TARGET
-        assert 2 * max(held) <= sum(held)
+        bytes_of = [p.stored_bytes for p in group.pieces]
+        assert inputs_min <= len(bytes_of)
+        assert sum(bytes_of) <= TARGET
+        assert 2 * max(bytes_of) <= sum(bytes_of)
 
 
 @given(SIZES)
@@ -149,11 +149,11 @@ def test_what_is_excluded_parts_its_neighbours(low: list[int], most: int, data: 
     settings = replace(SETTINGS, pieces_max=most)
     groups = plan(given_, settings, excluded)
     for group in groups:
-        held = [piece.object_key for piece in group.pieces]
-        assert not excluded.intersection(held)
-        assert len(held) <= most
-        at = names.index(held[0])
-        assert names[at : at + len(held)] == held, "neighbours"
+        names_of_group = [piece.object_key for piece in group.pieces]
+        assert not excluded.intersection(names_of_group)
+        assert len(names_of_group) <= most
+        at = names.index(names_of_group[0])
+        assert names[at : at + len(names_of_group)] == names_of_group, "neighbours"
     alone = [replace(p, stored_bytes=TARGET) if p.object_key in excluded else p for p in given_]
     assert [g.pieces for g in groups] == [g.pieces for g in plan(alone, settings)], "as if they were full"
 

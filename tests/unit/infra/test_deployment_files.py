@@ -249,13 +249,13 @@ def test_every_rule_is_tested_to_fire_and_to_stay_quiet() -> None:
 
 
 def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
-    taken: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken
+        assert not cells & used
         assert at["x"] + at["w"] <= 24
-        taken |= cells
+        used |= cells
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
 

@@ -42,8 +42,8 @@ def test_intersection_and_cover() -> None:
 def test_gaps_are_what_is_left() -> None:
     for whole, a, b in product(RANGES, RANGES[::2], RANGES):
         left = gaps(whole, [b, a])
-        held = [keys(r) for r in left]
-        assert set().union(*held) == keys(whole) - keys(a) - keys(b), (whole, a, b)
+        keys_left = [keys(r) for r in left]
+        assert set().union(*keys_left) == keys(whole) - keys(a) - keys(b), (whole, a, b)
         assert left == sorted(left)
         assert all(x.end and x.end < y.start for x, y in pairwise(left))
     assert gaps(KeyRange(b"a", b"c"), []) == [KeyRange(b"a", b"c")]

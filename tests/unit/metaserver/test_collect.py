@@ -317,17 +317,17 @@ def test_what_a_compaction_replaced_waits_for_the_lease_too(rig: Rig) -> None:
 def test_other_folders_and_tenants_are_left_alone(rig: Rig) -> None:
     activate(rig.catalog, OTHER)
     stranger = str(CommittedKey(tenant=Tenant(99, 99), sorter="s", incarnation=1, seq=1))
-    kept = [
+    keys_left = [
         str(BatchKey(tenant=T, store_id=1, incarnation=1, seq=1)),
         str(SchemaSnapKey(tenant=T, ts=START)),
         str(SchemasKey(tenant=T, ts=START)),
         stranger,
     ]
     theirs = str(CommittedKey(tenant=OTHER, sorter="s", incarnation=1, seq=1))
-    rig.put(*kept, theirs)
+    rig.put(*keys_left, theirs)
     rig.age()
     assert rig.collector.step() == 1
-    assert rig.bucket.names() == sorted(kept)
+    assert rig.bucket.names() == sorted(keys_left)
     with rig.catalog.reading() as conn:
         assert conn.execute(tables.objects.select()).one().tenant_id == OTHER.tenant_id
 

@@ -305,18 +305,18 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(world: World) -> None:
     keys = [str(CommittedKey(tenant=BAD, sorter="s", incarnation=1, seq=seq)) for seq in range(1, 30)]
     for key in keys:
         world.bucket.put(key, b"x")
-    held = keys[:12]
-    world.bucket._check = lambda operation, key: _refuse(operation, key, held)  # type: ignore[method-assign]
+    undeletable = keys[:12]
+    world.bucket._check = lambda operation, key: _refuse(operation, key, undeletable)  # type: ignore[method-assign]
     worker = world.start()
     worker.collect()
-    assert [info.key for info in MemoryStore.list(world.bucket, "")] == held
+    assert [info.key for info in MemoryStore.list(world.bucket, "")] == undeletable
     (problem,) = of_bad(worker)
-    assert problem.facts["object"] == held[0]
+    assert problem.facts["object"] == undeletable[0]
     assert "12 objects" in problem.message
 
 
-def _refuse(operation: str, key: str, held: list[str]) -> None:
-    if operation == "delete" and key in held:
+def _refuse(operation: str, key: str, undeletable: list[str]) -> None:
+    if operation == "delete" and key in undeletable:
         raise StoreRefused(key=key)
 
 

@@ -24,9 +24,9 @@ def test_only_ended_ones_are_dropped_and_one_entry_stays() -> None:
 
 def test_dropping_them_changes_no_position_that_is_open() -> None:
     for incarnations in ({1: END, 2: END, 3: AT}, {1: END, 2: AT, 3: END}, {1: END}):
-        kept = without_ended(incarnations)
+        open_ones = without_ended(incarnations)
         for incarnation in range(1, 6):
-            was, now = position_of(incarnations, incarnation), position_of(kept, incarnation)
+            was, now = position_of(incarnations, incarnation), position_of(open_ones, incarnation)
             assert now == was or (now.closed and was.closed)
 
 

@@ -127,7 +127,7 @@ def test_a_foreign_folder_is_only_read(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
             change()
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "v1"]
-    gone = open_store(f"file://{tmp_path}/gone", foreign=True)
+    foreign = open_store(f"file://{tmp_path}/gone", foreign=True)
     with pytest.raises(StoreUnavailable):
-        list(gone.list("v1/"))
+        list(foreign.list("v1/"))
     assert not (tmp_path / "gone").exists()

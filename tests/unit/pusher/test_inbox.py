@@ -63,12 +63,12 @@ def test_put_waits_for_space_if_asked_to() -> None:
     inbox.begin(1)
     inbox.wait_when_full(True)
     assert inbox.put(1, b"x" * 6)
-    taken: list[bytes] = []
-    reader = threading.Timer(0.05, lambda: taken.extend(inbox.take(99)[0]))
+    data: list[bytes] = []
+    reader = threading.Timer(0.05, lambda: data.extend(inbox.take(99)[0]))
     reader.start()
     assert inbox.put(1, b"y" * 5)
     reader.join()
-    assert taken == [b"x" * 6]
+    assert data == [b"x" * 6]
     assert inbox.take(99) == ([b"y" * 5], None)
 
 

@@ -284,10 +284,10 @@ def history(rand: random.Random) -> tuple[list[tuple[int, int, list[Entry], list
             start, commit = at(ms - rand.randint(1, 30)) + ms, at(ms) + n
             long = rand.random() < 0.3
             row = LONG + bytes([n, ms % 256]) if long else bytes([n, ms % 256])
-            gone = not long and rand.random() < 0.2
-            write = delete(record(n), start, commit) if gone else put(record(n), start, commit, None if long else row)
+            ends = not long and rand.random() < 0.2
+            write = delete(record(n), start, commit) if ends else put(record(n), start, commit, None if long else row)
             new.append((write, (record(n), start, row) if long else None))
-            changes.add((record(n), start, commit, None if gone else row))
+            changes.add((record(n), start, commit, None if ends else row))
         written += new
         flushes.append((rand.randint(1, 3), ms + 1, new + rand.sample(written, min(len(written), 3))))
     return [

@@ -87,10 +87,10 @@ def test_the_queue_spills_and_keeps_its_order(tmp_path: Path) -> None:
     store = GatedStore()
     one = uploader(store, UploadSpill(tmp_path / "s", 300))
     contents = {f"k{i}": bytes([i]) * 60 for i in range(9)}
-    taken = [one.offer("k0", contents["k0"])]
+    results = [one.offer("k0", contents["k0"])]
     assert store.asked.wait(100)
-    taken += [one.offer(key, data) for key, data in contents.items() if key != "k0"]
-    assert taken == [True] * 7 + [False] * 2  # one under way, one in memory, five on the disk
+    results += [one.offer(key, data) for key, data in contents.items() if key != "k0"]
+    assert results == [True] * 7 + [False] * 2  # one under way, one in memory, five on the disk
     assert files_in(tmp_path / "s") == 5
     assert not one.wait_until_queued_at_most(300, 0.0)  # what waits on the disk counts as waiting
     store.gate.set()

@@ -63,9 +63,9 @@ def test_parts_hold_about_the_same() -> None:
     segments = [Seg(T + 1, T + 1000, 100, 1000), Seg(T + 1001, T + 1100, 900, 9000), Seg(T + 1101, T + 5000, 1, 10)]
     cuts = cut_points(segments, after=T, upto=T + 5000, parts=10, part_bytes=1)
     bounds = [T, *cuts, T + 5000]
-    held = [estimated_rows(segments, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
-    assert len(held) == 10
-    assert max(held) < 130
+    row_counts = [estimated_rows(segments, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
+    assert len(row_counts) == 10
+    assert max(row_counts) < 130
 
 
 def test_a_small_read_stays_whole() -> None:

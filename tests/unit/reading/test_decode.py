@@ -86,9 +86,9 @@ def test_a_row_that_cannot_be_decoded_takes_nothing_with_it() -> None:
             assert one.after.equals(other.after)
             assert one.before.equals(other.before)
         else:
-            kept = pa.array([not (k.as_py() == bad.key and t == bad.commit_ts) for k, t in _rows(other)])
-            assert one.after.equals(other.after.filter(kept))
-            assert one.key.equals(other.key.filter(kept))
+            is_same = pa.array([not (k.as_py() == bad.key and t == bad.commit_ts) for k, t in _rows(other)])
+            assert one.after.equals(other.after.filter(is_same))
+            assert one.key.equals(other.key.filter(is_same))
 
 
 def _rows(changes: object) -> list[tuple[pa.Scalar, int]]:
@@ -168,11 +168,11 @@ def test_pages_have_the_counts_of_the_full_read() -> None:
 
 
 def test_rows_that_no_definition_names_are_a_problem() -> None:
-    kept = ExcludedRows()
+    excluded = ExcludedRows()
     before = metrics.LEFT_OUT.labels("unnamed")._value.get()
-    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(3)))
-    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(2)))
-    (problem,) = kept.problems()
+    excluded.add(TENANT, excluded_rows(recorded_history(), of_stranger(3)))
+    excluded.add(TENANT, excluded_rows(recorded_history(), of_stranger(2)))
+    (problem,) = excluded.problems()
     assert problem.source == f"changes/{TENANT}"
     assert (problem.facts["physical_id"], problem.facts["rows"]) == (STRANGER, 3)
     assert metrics.LEFT_OUT.labels("unnamed")._value.get() - before == 5
@@ -180,10 +180,10 @@ def test_rows_that_no_definition_names_are_a_problem() -> None:
 
 @pytest.mark.parametrize("status", [IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM, IdStatus.OLDER])
 def test_rows_with_a_known_reason_are_no_problem(status: IdStatus) -> None:
-    kept = ExcludedRows()
+    excluded = ExcludedRows()
     (part,) = excluded_rows(recorded_history(), of_stranger(1))
-    kept.add(TENANT, [type(part)(physical_id=7, status=status, rows=1, first_commit_ts=9)])
-    assert kept.problems() == []
+    excluded.add(TENANT, [type(part)(physical_id=7, status=status, rows=1, first_commit_ts=9)])
+    assert excluded.problems() == []
 
 
 def test_nothing_of_nothing() -> None:

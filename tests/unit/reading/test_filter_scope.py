@@ -61,7 +61,7 @@ def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "ddl", "kept"),
+    ("given", "ddl", "passes"),
     [
         ({}, event(5), True),
         ({"ops": "insert,update"}, event(5), False),
@@ -88,8 +88,8 @@ def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
         ),
     ],
 )
-def test_which_ddl_passes(given: dict[str, str], ddl: DdlEvent, kept: bool) -> None:
-    assert bool(parse_filter(given).keeps_ddl([ddl])) is kept
+def test_which_ddl_passes(given: dict[str, str], ddl: DdlEvent, passes: bool) -> None:
+    assert bool(parse_filter(given).keeps_ddl([ddl])) is passes
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_names_that_exist_only_inside_the_interval_are_accepted() -> None:
     assert added
     for ddl in added:
         name = f"{ddl.db}.{ddl.table}"
-        gone = next(
+        dropped_ts = next(
             e.commit_ts
             for e in HISTORY.events(ddl.commit_ts, END)
             if HISTORY.named(ddl.db, ddl.table, e.commit_ts) is None
@@ -137,7 +137,7 @@ def test_names_that_exist_only_inside_the_interval_are_accepted() -> None:
             where = f"`{table.visible_columns[0].name}` IS NULL"
             parse_filter({"where": where, "tables": name}).check_names(HISTORY, each, START, END)
             check_names(HISTORY, each, START, END)
-        for after, upto in ((START, ddl.commit_ts - 1), (gone, gone)):
+        for after, upto in ((START, ddl.commit_ts - 1), (dropped_ts, dropped_ts)):
             with pytest.raises(FilterInvalid):
                 parse_filter({"tables": name}).check_names(HISTORY, ALL, after, upto)
 

@@ -141,8 +141,8 @@ def test_a_reader_whose_lease_expired_lists_again(world: ApiWorld) -> None:
 
 
 def test_a_long_page_renews_its_lease_or_opens_another(world: ApiWorld) -> None:
-    held = read_leases.ReaderLeases(world.catalog, world.clock)
-    with held.held() as lease:
+    leases = read_leases.ReaderLeases(world.catalog, world.clock)
+    with leases.held() as lease:
         first = leased(world)
         world.clock.advance(READ_LEASE_TTL_MS / 2000)
         age_leases(world, READ_LEASE_TTL_MS // 2)
@@ -157,12 +157,12 @@ def test_a_long_page_renews_its_lease_or_opens_another(world: ApiWorld) -> None:
 
 
 def test_pages_share_a_lease_for_a_while_and_the_last_one_drops_it(world: ApiWorld) -> None:
-    held = read_leases.ReaderLeases(world.catalog, world.clock)
-    with held.held() as first:
-        with held.held() as second:
+    leases = read_leases.ReaderLeases(world.catalog, world.clock)
+    with leases.held() as first:
+        with leases.held() as second:
             assert first is second
         world.clock.advance(READ_LEASE_TTL_MS / 10_000)
-        with held.held() as third:
+        with leases.held() as third:
             assert third is not first
             assert sorted(leased(world)) == sorted([str(first.lease_id), str(third.lease_id)])
     assert leased(world) == [third.lease_id]
@@ -184,11 +184,11 @@ def test_a_reader_that_is_always_too_late_fails(world: ApiWorld, monkeypatch: py
     log = LogReader(world.catalog, world.store, world.clock)
     listings: list[int] = []
 
-    def gone(segment: SegmentRow) -> pa.Table:
+    def always_gone(segment: SegmentRow) -> pa.Table:
         listings.append(1)
         raise ObjectNotFound("gone", object="committed/of-long-ago")
 
-    monkeypatch.setattr(log, "_segment", gone)
+    monkeypatch.setattr(log, "_segment", always_gone)
     with pytest.raises(StoreUnavailable, match="before they can be read"):
         all_rows(log, world)
     assert len(listings) >= 10

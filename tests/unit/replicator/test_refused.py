@@ -48,5 +48,5 @@ def test_each_row_is_in_the_rest_or_found(places: list[tuple[int, bytes]], data:
     chosen = data.draw(st.lists(st.sampled_from(places), unique=True)) if places else []
     rest, refusals = split_off(stretch, [refused(key, commit_ts=ts) for ts, key in chosen])
     assert sorted(row["value"][0].as_py() for _, row in refusals) == sorted(b"%d" % ts + key for ts, key in chosen)
-    kept = [b"%d" % ts + key for ts, key in sorted(places) if (ts, key) not in chosen]
-    assert values(rest) == kept
+    expected = [b"%d" % ts + key for ts, key in sorted(places) if (ts, key) not in chosen]
+    assert values(rest) == expected

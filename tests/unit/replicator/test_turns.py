@@ -27,10 +27,10 @@ def waits(
     waited: dict[str, list[tuple[float, float]]] = {feed: [] for feed in lanes}
     running: list[tuple[float, int, bool]] = []
     while now_s < until_s:
-        while len(running) < ours.threads and (taken := ours.take(now_s)) is not None:
-            waited[feeds[taken]].append((now_s, now_s - due[taken]))
-            fails = silent(feeds[taken], now_s)
-            heapq.heappush(running, (now_s + (DEADLINE_S if fails else QUICK_S), taken, fails))
+        while len(running) < ours.threads and (turn := ours.take(now_s)) is not None:
+            waited[feeds[turn]].append((now_s, now_s - due[turn]))
+            fails = silent(feeds[turn], now_s)
+            heapq.heappush(running, (now_s + (DEADLINE_S if fails else QUICK_S), turn, fails))
         now_s = min(now_s + QUICK_S, running[0][0]) if running else now_s + QUICK_S
         while running and running[0][0] <= now_s:
             _, lane, fails = heapq.heappop(running)

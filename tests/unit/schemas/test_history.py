@@ -165,7 +165,7 @@ def test_the_difference_of_two_moments(history: History) -> None:
     assert moved.renamed
     assert moved.before is not None
     assert (moved.before.db, moved.before.name) == (renamed.old_db, renamed.old_table)
-    gone = around("drop schema")
-    assert gone.databases_dropped == ("temp_db",)
-    assert {t.before.name for t in gone.tables if t.before and not t.after} == {"t1", "t2", "t3"}
+    difference = around("drop schema")
+    assert difference.databases_dropped == ("temp_db",)
+    assert {t.before.name for t in difference.tables if t.before and not t.after} == {"t1", "t2", "t3"}
     assert history.diff(history.start_ts, history.start_ts).tables == ()

@@ -47,8 +47,8 @@ def increments_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
 
 
-def newest(kept: HistoryStore) -> History:
-    history = kept.newest(TENANT)
+def newest(histories: HistoryStore) -> History:
+    history = histories.newest(TENANT)
     assert history is not None
     return history
 
@@ -60,14 +60,14 @@ def sizes(store: MemoryStore) -> list[int]:
 @pytest.mark.usefixtures("increments_only")
 def test_a_chain_grows_by_changes_and_opens_completely(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept, history = HistoryStore(catalog, store), start
-    assert kept.newest(TENANT) is None
-    kept.save(TENANT, history)
+    histories, history = HistoryStore(catalog, store), start
+    assert histories.newest(TENANT) is None
+    histories.save(TENANT, history)
     for last in (100, 104, 400, 800):
         history = grow(history, jobs, last)
-        kept.save(TENANT, history)
-        kept.save(TENANT, history)
-        assert newest(kept).dump() == history.dump()
+        histories.save(TENANT, history)
+        histories.save(TENANT, history)
+        assert newest(histories).dump() == history.dump()
     base, first, second, third, _ = sizes(store)
     assert second < first < third
     assert second < base
@@ -75,44 +75,44 @@ def test_a_chain_grows_by_changes_and_opens_completely(catalog: Catalog, start: 
 
 def test_nothing_is_saved_without_news(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept, history = HistoryStore(catalog, store), grow(start, jobs, 200)
-    kept.save(TENANT, history)
+    histories, history = HistoryStore(catalog, store), grow(start, jobs, 200)
+    histories.save(TENANT, history)
     later = history.copy()
     later.advance(history.resolved_ts + 1000)
-    kept.save(TENANT, later, changed_only=True)
+    histories.save(TENANT, later, changed_only=True)
     assert len(sizes(store)) == 1
-    kept.save(TENANT, later)
+    histories.save(TENANT, later)
     assert len(sizes(store)) == 2
-    assert newest(kept).resolved_ts == later.resolved_ts
+    assert newest(histories).resolved_ts == later.resolved_ts
 
 
 def test_a_new_base_is_written_when_the_increments_have_grown(
     catalog: Catalog, start: History, jobs: list[Job]
 ) -> None:
     store = MemoryStore()
-    kept, history = HistoryStore(catalog, store), start
-    kept.save(TENANT, history)
+    histories, history = HistoryStore(catalog, store), start
+    histories.save(TENANT, history)
     kinds = []
     for last in range(50, len(jobs), 50):
         history = grow(history, jobs, last)
-        kept.save(TENANT, history)
+        histories.save(TENANT, history)
         row = latest_schema_version(catalog, TENANT)
         assert row is not None
         opening = open_object(row[1], functools.partial(store.get_range, row[1]))
         kinds.append(increment_of(opening) is not None)
-        assert newest(kept).dump() == history.dump()
+        assert newest(histories).dump() == history.dump()
     assert {True, False} == set(kinds)
 
 
 def test_a_history_that_was_pruned_beyond_what_is_saved_becomes_a_base(
     catalog: Catalog, start: History, jobs: list[Job]
 ) -> None:
-    kept = HistoryStore(catalog, MemoryStore())
-    kept.save(TENANT, start)
+    histories = HistoryStore(catalog, MemoryStore())
+    histories.save(TENANT, start)
     pruned = grow(start, jobs, 400).pruned(jobs[300].commit_ts)
-    kept.save(TENANT, pruned)
-    assert newest(kept).start_ts == jobs[300].commit_ts
-    assert newest(kept).dump() == pruned.dump()
+    histories.save(TENANT, pruned)
+    assert newest(histories).start_ts == jobs[300].commit_ts
+    assert newest(histories).dump() == pruned.dump()
 
 
 @pytest.mark.usefixtures("increments_only")
@@ -139,14 +139,14 @@ def test_servers_that_saw_different_chains_do_not_break_each_other(
 @pytest.mark.usefixtures("increments_only")
 def test_a_chain_with_a_missing_link_is_refused(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept = HistoryStore(catalog, store)
-    kept.save(TENANT, start)
+    histories = HistoryStore(catalog, store)
+    histories.save(TENANT, start)
     for last in (100, 200, 300):
-        kept.save(TENANT, grow(start, jobs, last))
+        histories.save(TENANT, grow(start, jobs, last))
     keys = [info.key for info in store.list("schemas/")]
     data = store.get(keys[2])
     store.delete(keys[1])
     store.put(keys[1], data)  # the second increment in the place of the first
     with pytest.raises(CorruptObject, match="gap") as caught:
-        kept.newest(TENANT)
+        histories.newest(TENANT)
     assert caught.value.facts["object_key"] == keys[1]

@@ -87,10 +87,10 @@ def test_one_of_several_goes_into_a_system_database(history: History, carried: b
     """The meta range deletes it in the one database and puts it in the other."""
     args = rename_args((10, 1, "Orders", 9, "theirs"), (20, 1, "Parts", 2, "Moved"))
     theirs, ours = info(10, "theirs"), info(20, "Moved", partitions=(21, 22))
-    gone = (wrote(110, 10, None), wrote(110, 10, theirs, db_id=9))
+    moved_away = (wrote(110, 10, None), wrote(110, 10, theirs, db_id=9))
     moved = (wrote(110, 20, None), wrote(110, 20, ours, db_id=2))
     binlog = {"binlog": {"MultipleTableInfos": [theirs, ours]}} if carried else {}
-    events = history.take(step(110, job(47, 110, raw_args=args, **binlog), *gone, *moved))
+    events = history.take(step(110, job(47, 110, raw_args=args, **binlog), *moved_away, *moved))
     assert [(e.kind, e.db, e.table) for e in events] == [
         ("drop table", "Shop", "Orders"),
         ("rename tables", "Store", "Moved"),
@@ -269,7 +269,7 @@ def test_an_unfinished_job_leaves_the_definitions_of_the_meta_range(history: His
 
 
 @pytest.mark.parametrize(
-    ("said", "held", "differs"),
+    ("said", "written", "differs"),
     [
         (info(10, "Orders", columns=2), info(10, "Orders"), ["columns"]),
         (info(10, "Orders"), info(10, "Others"), ["name"]),
@@ -280,11 +280,11 @@ def test_an_unfinished_job_leaves_the_definitions_of_the_meta_range(history: His
     ],
 )
 def test_where_a_job_and_the_meta_range_disagree_the_job_counts_and_it_is_said(
-    history: History, said: dict[str, Any], held: dict[str, Any] | None, differs: list[str]
+    history: History, said: dict[str, Any], written: dict[str, Any] | None, differs: list[str]
 ) -> None:
     alone = history.copy()
     one = job(5, 110, table_id=10, binlog={"TableInfo": said})
-    assert history.take(step(110, one, wrote(110, 10, held))) == alone.apply(one)
+    assert history.take(step(110, one, wrote(110, 10, written))) == alone.apply(one)
     assert shape(history) == shape(alone)
     (fault,) = history.disagreements
     assert (fault.table_id, fault.job_id, fault.commit_ts, fault.database) == (10, 7, 110, "Shop")
@@ -298,10 +298,10 @@ def test_a_drop_that_the_meta_range_does_not_know_is_said(history: History) -> N
     assert (fault.table, fault.differs) == ("Orders", ("existence",))
 
 
-@pytest.mark.parametrize("held", [None, db_info(3, "Other")])
-def test_a_disagreement_about_a_database_is_said(history: History, held: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("written", [None, db_info(3, "Other")])
+def test_a_disagreement_about_a_database_is_said(history: History, written: dict[str, Any] | None) -> None:
     said = job(1, 110, schema_id=3, binlog={"DBInfo": db_info(3, "New")})
-    history.take(step(110, said, wrote(110, 0, held, db_id=3)))
+    history.take(step(110, said, wrote(110, 0, written, db_id=3)))
     history.advance(110)
     assert [db.name for db in history.databases(110)] == ["New", "Shop", "Store"]
     (fault,) = history.disagreements
@@ -321,9 +321,9 @@ def test_a_dropped_database_takes_its_tables_along(history: History) -> None:
 
 def test_comments_and_times_do_not_matter(history: History) -> None:
     said = info(10, "Orders", columns=2, comment="a", update_timestamp=5)
-    held = info(10, "Orders", columns=2, comment="b", update_timestamp=6)
-    held["cols"].append(column(3, 2))
-    history.take(step(110, job(5, 110, table_id=10, binlog={"TableInfo": said}), wrote(110, 10, held)))
+    written = info(10, "Orders", columns=2, comment="b", update_timestamp=6)
+    written["cols"].append(column(3, 2))
+    history.take(step(110, job(5, 110, table_id=10, binlog={"TableInfo": said}), wrote(110, 10, written)))
     assert shape(history) == PARTS | {"Shop.Orders": ((10,), 2)}
 
 

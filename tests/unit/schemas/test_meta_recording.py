@@ -63,7 +63,7 @@ def test_every_table_is_the_same_in_jobs_and_meta_range(
 ) -> None:
     """At each finished job, for every table: the same ids, names, columns, types, indexes and partitions."""
     names = {db.id: db.name for step in steps for db in history.databases(max(step.commit_ts, history.start_ts))}
-    held = {t.id: (t.db_id, t) for t in pushed.snapshot.tables.values()}
+    defined = {t.id: (t.db_id, t) for t in pushed.snapshot.tables.values()}
     writes = sorted(meta_writes, key=lambda w: (w[1], w[0], w[3] is not None))  # deletions before puts
     finished = sorted({job.commit_ts for step in steps for job in step.jobs if job.state == DONE})
     at = compared = 0
@@ -76,13 +76,13 @@ def test_every_table_is_the_same_in_jobs_and_meta_range(
                 continue
             db_id, table_id = named
             if value is not None:
-                held[table_id] = db_id, table_of(json.loads(value), db_id=db_id, db=names[db_id])
-            elif held[table_id][0] == db_id:
-                del held[table_id]
+                defined[table_id] = db_id, table_of(json.loads(value), db_id=db_id, db=names[db_id])
+            elif defined[table_id][0] == db_id:
+                del defined[table_id]
         tables = history.snapshot(ts).tables
-        assert tables.keys() == held.keys(), ts
+        assert tables.keys() == defined.keys(), ts
         for table_id, table in tables.items():
-            _, other = held[table_id]
+            _, other = defined[table_id]
             assert replace(table, update_ts=0) == replace(other, update_ts=0), (ts, table.name)
             compared += 1
             if table.update_ts != other.update_ts:
@@ -205,15 +205,15 @@ def test_drafts_outlive_a_restart_at_any_moment(
     history: History, pushed: PushedSchema, steps: tuple[Step, ...]
 ) -> None:
     """A saved history knows what jobs under way have written: their rows are not read again."""
-    reopened, kept, held = begun(pushed), 0, 0
+    reopened, with_drafts, waiting = begun(pushed), 0, 0
     for upto_ts in [*(step.commit_ts for step in steps), history.resolved_ts]:
         reopened.follow([step for step in steps if reopened.resolved_ts < step.commit_ts <= upto_ts], upto_ts)
-        held += reopened.resolved_ts < upto_ts
+        waiting += reopened.resolved_ts < upto_ts
         if reopened._drafts:
-            kept += 1
+            with_drafts += 1
             reopened = History.load(reopened.dump())
-    assert kept > 300
-    assert held > 10, "no end of a job was waited for"
+    assert with_drafts > 300
+    assert waiting > 10, "no end of a job was waited for"
     assert reopened.dump() == history.dump()
 
 

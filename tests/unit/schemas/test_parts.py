@@ -149,13 +149,13 @@ def test_results_are_kept_for_a_bounded_number_of_columns() -> None:
         computed.append(of)
         return of.table
 
-    kept = kept_by_version(build, columns_max=5 * len(table.columns))
+    cached = kept_by_version(build, columns_max=5 * len(table.columns))
     versions = [ByIdentity(replace(table)) for _ in range(10)]
     for of in versions * 2:
-        assert kept(of) is of.table
+        assert cached(of) is of.table
     assert len(computed) == 20, "of ten in turn none is still there"
     for of in versions[-5:] * 3:
-        kept(of)
+        cached(of)
     assert len(computed) == 20, "five fit"
     narrow = kept_by_version(build, columns_max=1)
     for _ in range(2):

@@ -38,8 +38,8 @@ def test_no_name_and_no_value_is_lost() -> None:
 
 
 def _written(text: str) -> set[str]:
-    kept = (Kind.QUOTED, Kind.STRING, Kind.BITS)
-    return {token.value for token in tokens(text, 0) if token.kind in kept} - {"OFF"}
+    kinds = (Kind.QUOTED, Kind.STRING, Kind.BITS)
+    return {token.value for token in tokens(text, 0) if token.kind in kinds} - {"OFF"}
 
 
 def test_views_are_recorded() -> None:

@@ -72,9 +72,9 @@ def test_resolved_ts_and_topology_are_the_recorded_ones_at_every_tick() -> None:
             continue
         ticks += 1
         now_ts = int(tick["now_ts"])
-        held = {int(h["region"]): int(h["resolved_ts"]) for h in tick["held"]}
-        held_ticks += bool(held)
-        assert {r: ts for r, ts in subscriber.largest.items() if ts != now_ts} == held
+        ahead = {int(h["region"]): int(h["resolved_ts"]) for h in tick["held"]}
+        held_ticks += bool(ahead)
+        assert {r: ts for r, ts in subscriber.largest.items() if ts != now_ts} == ahead
         if "regions" in tick:
             lists += 1
             recorded = [

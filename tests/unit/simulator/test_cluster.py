@@ -246,13 +246,13 @@ def test_an_overlapped_rollback_leaves_the_commit() -> None:
 
 def test_a_dying_store_loses_what_was_not_taken_and_leads_nothing_until_it_is_asked_to() -> None:
     cluster = make_cluster(b"m", stores=(1, 2))
-    lost, kept = cluster.register(1, 1, S), cluster.register(2, 1, S)
+    lost, other = cluster.register(1, 1, S), cluster.register(2, 1, S)
     cluster.prewrite(b"a", put(110, b"x"))
     for heirs in ({}, {1: 1}, {1: 2, 2: 1}):
         with pytest.raises(InvalidInput, match="living heirs"):
             cluster.kill_store(1, heirs)
     cluster.kill_store(1, {1: 3})
-    assert (lost.ended, len(lost.rows), kept.ended) == ("store died", 0, "")
+    assert (lost.ended, len(lost.rows), other.ended) == ("store died", 0, "")
     assert (cluster.region(1).store_id, cluster.dead_stores) == (3, frozenset({1}))
     with pytest.raises(InvalidInput, match="dead store"):
         cluster.move_leader(2, 1)

@@ -61,8 +61,8 @@ def test_two_hours_of_the_shop_hang_together_and_orders_only_go_forward() -> Non
             rows = tables[write.table_id]
             assert rows.get(write.row_id) == write.old
             if write.new is None:
-                gone = rows.pop(write.row_id)
-                assert gone.get("state") in (None, "cart", "delivered", "cancelled")
+                row = rows.pop(write.row_id)
+                assert row.get("state") in (None, "cart", "delivered", "cancelled")
                 seen["delete"] += 1
             else:
                 rows[write.row_id] = write.new
@@ -119,8 +119,8 @@ def test_a_restart_repeats_what_has_happened_since_the_kept_state_byte_for_byte(
     before.advance(at + 30_000)
     before.open_session(at := at + 90_000)
     before.advance(at := at + 500_000)
-    kept = Kept(seed=3, start_ts=1, state=state, sessions=before.sessions, until_ms=at, key="secret")
-    files.write(tmp_path / "sample.json", kept)
+    sample = Kept(seed=3, start_ts=1, state=state, sessions=before.sessions, until_ms=at, key="secret")
+    files.write(tmp_path / "sample.json", sample)
     assert (tmp_path / "sample.json").stat().st_mode & 0o077 == 0
     read = files.read(tmp_path / "sample.json")
     assert read is not None
@@ -152,8 +152,8 @@ def test_what_is_forgotten_is_what_no_reader_at_the_floor_sees() -> None:
         assert list(upstream.cluster.snapshot(KeyRange(), ts)) == list(twin.cluster.snapshot(KeyRange(), ts))
     left, right = versions(upstream.cluster, floor_ts), versions(twin.cluster, floor_ts)
     assert left == right
-    kept, all_of_it = (sum(map(len, versions(each.cluster, 0).values())) for each in (upstream, twin))
-    assert kept < 0.6 * all_of_it
+    pruned, all_of_it = (sum(map(len, versions(each.cluster, 0).values())) for each in (upstream, twin))
+    assert pruned < 0.6 * all_of_it
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,9 @@ def test_the_truth_is_what_the_stores_hold_and_old_values_are_the_versions_befor
         assert (row.old_value, row.value is None) == (old, row.op is Op.DELETE)
         assert commit_of.setdefault(row.start_ts, row.commit_ts) == row.commit_ts > row.start_ts > S
         before[row.key] = row.value
-    held = {(key, v.commit_ts): v for key in before for v in cluster.versions(key) if v.commit_ts > S}
+    stored = {(key, v.commit_ts): v for key in before for v in cluster.versions(key) if v.commit_ts > S}
     assert {(r.key, r.commit_ts): (r.start_ts, r.op, r.value, r.old_value) for r in rows} == {
-        at: (v.start_ts, v.op, v.value, v.old_value) for at, v in held.items()
+        at: (v.start_ts, v.op, v.value, v.old_value) for at, v in stored.items()
     }
     assert len({(r.key, r.commit_ts) for r in rows}) == len(rows)
     assert list(workload.committed) == sorted(workload.committed)

@@ -21,7 +21,7 @@ def batch(seq: int, value_bytes: int = 0, store_id: int = 1, cut_ts: int = 1) ->
 def test_what_was_put_first_is_taken_first() -> None:
     inbox = Inbox()
     assert all(inbox.put(batch(seq), Event()) for seq in (1, 2, 3))
-    assert [taken.seq for _ in range(3) if (taken := inbox.take()) is not None] == [1, 2, 3]
+    assert [file.seq for _ in range(3) if (file := inbox.take()) is not None] == [1, 2, 3]
     assert inbox.take() is None
     assert inbox.bytes == 0
 
@@ -30,7 +30,7 @@ def test_the_store_that_is_furthest_behind_goes_first() -> None:
     inbox = Inbox()
     for seq, store_id, cut_ts in ((1, 1, 10), (2, 1, 20), (3, 1, 30), (1, 2, 15), (2, 2, 25)):
         inbox.put(batch(seq, store_id=store_id, cut_ts=cut_ts), Event())
-    order = [(taken.store_id, taken.seq) for _ in range(5) if (taken := inbox.take()) is not None]
+    order = [(file.store_id, file.seq) for _ in range(5) if (file := inbox.take()) is not None]
     assert order == [(1, 1), (2, 1), (1, 2), (2, 2), (1, 3)]
 
 

@@ -134,12 +134,12 @@ def test_rows_for_polars_may_exceed_an_array_and_keep_their_nulls() -> None:
     ]
     refs = payload.stacked([RowRefs.whole(segment) for segment in segments])
     nulls = np.arange(ROWS) % 4 == 1
-    plain = [None if gone else value for value, gone in zip(values, nulls, strict=True)]
+    plain = [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
     assert refs.series("key").to_list() == KEYS
     assert refs.series("value").to_list() == values
     assert refs.series("value", nulls).to_list() == plain
     assert refs.series("value", nulls, empty_for_null=True).to_list() == [
-        value if gone else value or b"" for value, gone in zip(plain, nulls, strict=True)
+        value if is_null else value or b"" for value, is_null in zip(plain, nulls, strict=True)
     ]
     with pytest.raises(TiStreamError, match="a column grows beyond its offsets"):
         refs.column("key")

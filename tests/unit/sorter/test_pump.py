@@ -129,10 +129,10 @@ def test_a_stopped_reader_is_closed_and_the_others_continue(world: World) -> Non
     reader.join()
     assert not reader.is_alive
     assert not one.wakes
-    held = take(first, 1)
+    seqs = take(first, 1)
     other.grow(2)
     assert take(second, 1) == [2]
-    assert held == [1]
+    assert seqs == [1]
     assert first.count == 0
 
 

@@ -29,21 +29,21 @@ def keys_of(one: Run) -> list[bytes]:
 def test_a_row_is_found_by_its_whole_key_and_timestamp(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "HASH_MASK", (1 << bits) - 1)
     keys = [b"k" * n + b"%d" % (n % 3) for n in range(40)]
-    held = run_of(keys, [7] * 40)
+    one_run = run_of(keys, [7] * 40)
     for n in range(40):
         for key, ts, expected in ((keys[n], 7, [n]), (keys[n], 8, []), (keys[n] + b"x", 7, [])):
             sought = run_of([key], [ts])
-            assert held.find(sought.lookup_keys(np.arange(1), "ts"), "ts")[1].tolist() == expected
-    held.kill(np.array([5, 5, 6]))
-    assert held.live == 38
-    assert held.find(held.lookup_keys(np.array([5, 6, 7]), "ts"), "ts")[1].tolist() == [7]
+            assert one_run.find(sought.lookup_keys(np.arange(1), "ts"), "ts")[1].tolist() == expected
+    one_run.kill(np.array([5, 5, 6]))
+    assert one_run.live == 38
+    assert one_run.find(one_run.lookup_keys(np.array([5, 6, 7]), "ts"), "ts")[1].tolist() == [7]
 
 
 def test_all_equal_rows_are_found_even_if_there_are_more_than_lookup_keys() -> None:
-    held = run_of([b"a"] * 100 + [b"b"], [1] * 101)
-    found, rows = held.find(run_of([b"a"], [1]).lookup_keys(np.arange(1), "ts"), "ts")
-    assert (set(found.tolist()), sorted(rows.tolist())) == ({0}, list(range(100)))
-    assert held.first_equals("ts").tolist() == [0] * 100 + [100]
+    one_run = run_of([b"a"] * 100 + [b"b"], [1] * 101)
+    matched, rows = one_run.find(run_of([b"a"], [1]).lookup_keys(np.arange(1), "ts"), "ts")
+    assert (set(matched.tolist()), sorted(rows.tolist())) == ({0}, list(range(100)))
+    assert one_run.first_equals("ts").tolist() == [0] * 100 + [100]
 
 
 def test_survivors_of_old_batches_are_copied_and_full_batches_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,24 +88,24 @@ def test_rows_behind_a_stalled_slice_are_not_read() -> None:
         batch = feed_batch(File(store_id=1, incarnation=1, seq=1, cut_ts=1, rows=(), marks=marks))
         watermarks.apply(batch.regions, 1, 1, 1)
 
-    held = run_of([b"a", b"b", b"x", b"y"], [20, 40, 20, 40])
+    one_run = run_of([b"a", b"b", b"x", b"y"], [20, 40, 20, 40])
 
     def look() -> list[bytes]:
-        places = reached(held, Thresholds(held.ts("ts"), 20), watermarks, strictly=False)
-        return sorted(held.refs.take(places).column("key").to_pylist())
+        places = reached(one_run, Thresholds(one_run.ts("ts"), 20), watermarks, strictly=False)
+        return sorted(one_run.refs.take(places).column("key").to_pylist())
 
     lift(19, 19)
     assert look() == []
-    assert held.reach is None
+    assert one_run.reach is None
     lift(30, 19)
     assert look() == [b"a"]
-    held.kill(np.array([0]))
-    before = held.reach
+    one_run.kill(np.array([0]))
+    before = one_run.reach
     lift(39, 19)
     assert look() == []
-    assert isinstance(held.reach, Reach)
+    assert isinstance(one_run.reach, Reach)
     assert isinstance(before, Reach)
-    assert held.reach.rows is before.rows, "the rows were grouped again"
+    assert one_run.reach.rows is before.rows, "the rows were grouped again"
     lift(40, 20)
     assert look() == [b"b", b"x"]
     assert look() == [b"b", b"x"], "rows are reported until they leave"

@@ -321,9 +321,9 @@ def test_fetched_rows_count_as_memory_until_they_are_moved_out(monkeypatch: pyte
     task.restart()
     nothing = task.core.bytes_held()
     task.core.check()
-    held = task.core.bytes_held()
-    assert nothing < 3000 < 100_000 < held
-    task.core.evict(Spill(0), held)
+    bytes_held = task.core.bytes_held()
+    assert nothing < 3000 < 100_000 < bytes_held
+    task.core.evict(Spill(0), bytes_held)
     stats = task.core.stats()
     assert stats.bytes_on_disk > 100_000 > stats.bytes_held
     assert len(task.open()) == 2000

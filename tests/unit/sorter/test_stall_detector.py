@@ -31,7 +31,7 @@ class Task:
         self.core.handle(feed_batch(new_file))
 
     def shown(self, after_s: float = STALLED_AFTER_S, *, responded: bool = True) -> list[str]:
-        """What is shown when nothing has moved for so long, though some store is `heard`."""
+        """What is shown when nothing has moved for so long, though stores have `responded`."""
         self.standing.look({1: self.core}, self.now_s)
         self.now_s += after_s / 2
         if responded:

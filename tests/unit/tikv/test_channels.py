@@ -56,9 +56,9 @@ def test_channels_to_addresses_that_are_gone_are_given_back() -> None:
     before = len(_OPEN._users)
     for n in range(1, 50):
         channels.at(f"127.0.0.1:{n}")
-        kept = channels.at("127.0.0.1:99")
+        channel = channels.at("127.0.0.1:99")
         channels.keep(["127.0.0.1:99"])
-        assert channels.at("127.0.0.1:99") is kept
+        assert channels.at("127.0.0.1:99") is channel
     assert len(_OPEN._users) - before <= 3, "the one that is kept, and few on which calls may be in progress"
     channels.close()
     assert len(_OPEN._users) == before

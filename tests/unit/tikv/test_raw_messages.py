@@ -50,8 +50,8 @@ def test_batches_are_read_by_protobuf(pairs: list[tuple[bytes, bytes, int]], ski
     chosen = [pairs[row] for row in rows]
     assert [(pair.key, pair.value) for pair in read.pairs] == [(b"r\0\0\5" + k, v) for k, v, _ in chosen]
     assert list(read.ttls) == ([ttl for _, _, ttl in chosen] if any(ttl for _, _, ttl in chosen) else [])
-    gone = wire.RawDeleteRequest.FromString(m.delete_body(space, Columns.of(column(keys), None), rows))
-    assert list(gone.key) == [b"r\0\0\5" + k for k, _, _ in chosen]
+    request = wire.RawDeleteRequest.FromString(m.delete_body(space, Columns.of(column(keys), None), rows))
+    assert list(request.key) == [b"r\0\0\5" + k for k, _, _ in chosen]
 
 
 @given(st.lists(st.binary(max_size=3), max_size=6))
