@@ -107,8 +107,8 @@ def test_columns_that_are_left_out_appear_nowhere(world: ApiWorld, fmt: str) -> 
 def test_arrow_of_one_table_and_undecoded_rows(world: ApiWorld, everything: list[dict[str, Any]]) -> None:
     want = [(e["key"], e["type"], int(e["commit_ts"])) for e in expected(everything)]
     pages = [arrow_of(p) for p in world.pages(ACCOUNTS, format="arrow", where=WHERE, limit=ONE)]
-    kept = [(r["_key"].hex(), r["_op"], r["_commit_ts"]) for p in pages for r in p.to_pylist()]
-    assert kept == want
+    changes_read = [(r["_key"].hex(), r["_op"], r["_commit_ts"]) for p in pages for r in p.to_pylist()]
+    assert changes_read == want
     raw = arrow_of(world.ok(format="raw-arrow", tables="shop.acct", where=WHERE, limit=ONE))
     assert [(k.hex(), ts) for k, ts in zip(raw["key"].to_pylist(), raw["commit_ts"].to_pylist(), strict=True)] == [
         (key, ts) for key, _, ts in sorted(want, key=lambda row: row[2])

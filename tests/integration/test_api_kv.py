@@ -110,8 +110,8 @@ def _decoded(answer: httpx2.Response, format: str, form: str = "hex") -> list[En
         assert value is not None
         stored = base64.b64decode(key["k"])
         assert stored.startswith(PREFIX)
-        held = base64.b64decode(value["v"]) if "v" in value else b""
-        entries.append(Entry(key["ts"], stored[4:], None if value["op"] == 2 else held, value.get("ex", 0)))
+        stored_value = base64.b64decode(value["v"]) if "v" in value else b""
+        entries.append(Entry(key["ts"], stored[4:], None if value["op"] == 2 else stored_value, value.get("ex", 0)))
     return entries
 
 

@@ -196,10 +196,10 @@ def test_answers_fit_their_models_and_examples_have_the_shape_of_what_comes_now(
     now, sent, judged = record(tmp_path)
     answers = {o["operationId"]: [r for c, r in o["responses"].items() if c[0] == "2"] for _, o in operations(document)}
     assert judged == {name for name, those in answers.items() if any(JSON in r.get("content", {}) for r in those)}
-    for those, kept in ((now, recorded()), (sent, requests())):
-        assert set(those) == set(kept), "run: python -m tests.kit.api_examples"
+    for those, old in ((now, recorded()), (sent, requests())):
+        assert set(those) == set(old), "run: python -m tests.kit.api_examples"
         for operation, examples in those.items():
-            assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tests.kit.api_examples"
+            assert shape(examples) == shape(old[operation]), f"{operation}: run python -m tests.kit.api_examples"
 
 
 def test_every_operation_is_described_and_shows_a_request(document: dict[str, Any]) -> None:

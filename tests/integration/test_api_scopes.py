@@ -136,9 +136,9 @@ def test_an_exchange_concerns_both_tables_and_a_dropped_database_all_its_tables(
         events = world.events(f"/databases/{table.db}/tables/{table.name}/changes")
         assert "exchange partition" in {e["kind"] for e in events if e["type"] == "ddl"}
     (drop,) = ddl("drop schema")
-    gone = recording.recorded_history().tables(drop.db, drop.commit_ts - 1)
-    assert gone
-    for dropped in gone:
+    dropped_tables = recording.recorded_history().tables(drop.db, drop.commit_ts - 1)
+    assert dropped_tables
+    for dropped in dropped_tables:
         events = world.events(f"/databases/{drop.db}/tables/{dropped.name}/changes")
         assert "drop schema" in {e["kind"] for e in events if e["type"] == "ddl"}
 

@@ -144,6 +144,6 @@ def test_files_that_are_too_many_or_too_large(world: ApiWorld) -> None:
         small.get(request_of("shop_arch", "bulk5k"))
     for name in ("acct", "t_ints", "t_times", "t_strings", "k_int", "k_chr"):
         assert small.get(request_of("shop", name)).read(0, 4) == b"PAR1"
-    held = [future.result().size for _, future in small._made.values()]
-    assert sum(held[:-1]) <= 20_000
-    assert len(held) < 6
+    sizes = [future.result().size for _, future in small._made.values()]
+    assert sum(sizes[:-1]) <= 20_000
+    assert len(sizes) < 6

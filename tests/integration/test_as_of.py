@@ -227,8 +227,8 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
 def test_memory_is_admitted_before_segments_are_fetched(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch, path: str, params: dict[str, str]
 ) -> None:
-    kept, small = world.services.reader, memory.ReadMemory(2, wait_s=0.01)
-    monkeypatch.setattr(kept, "memory", small)
+    reader, small = world.services.reader, memory.ReadMemory(2, wait_s=0.01)
+    monkeypatch.setattr(reader, "memory", small)
     whole = world.get(path, **params).content
     assert small.taken == 0, "a read that is alone fits, and gives all of it back"
     with small.held(TENANT) as other:
@@ -243,8 +243,8 @@ def test_memory_is_admitted_before_segments_are_fetched(
 
 
 def test_a_read_that_is_left_early_gives_its_memory_back(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, own = world.services.reader, memory.ReadMemory(1 << 30)
-    monkeypatch.setattr(kept, "memory", own)
+    reader, own = world.services.reader, memory.ReadMemory(1 << 30)
+    monkeypatch.setattr(reader, "memory", own)
     monkeypatch.setattr(read, "_HELD_BYTES", 1)
     request = read.RowsRequest(tenant=TENANT, database="shop", table="customers", as_of=str(END), format="ndjson")
     with own.held(TENANT) as outer:

@@ -261,8 +261,8 @@ def test_bases_outside_the_window_go_and_their_moments_stay_readable(fresh: ApiW
     assert build(fresh, window_ms=window_ms).retired > 0
     assert [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])] == bases[:3], "and the one below it"
     build(fresh, window_ms=0)
-    kept = {(base.table_id, base.ts) for base in list_bases(fresh.catalog, TENANT)}
-    assert len(kept) == len({table_id for table_id, _ in kept}), "one of each table"
+    left = {(base.table_id, base.ts) for base in list_bases(fresh.catalog, TENANT)}
+    assert len(left) == len({table_id for table_id, _ in left}), "one of each table"
     Collector(fresh.catalog, fresh.store, fresh.clock, grace_ms=0).step()
     for moment in MOMENTS:
         if moment.ts <= cuts[-1]:

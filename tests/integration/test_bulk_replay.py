@@ -144,10 +144,10 @@ def test_it_ends_where_it_was_told_to(world: BacklogWorld) -> None:
 
 def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an undecided commit does: the partitions do not reach what the survey expects, and each another timestamp."""
-    taken = Survey.take
+    take = Survey.take
 
     def too_far(survey: Survey, bytes_max: int, until: int | None) -> Batch | None:
-        batch = taken(survey, bytes_max, until)
+        batch = take(survey, bytes_max, until)
         if batch is not None:
             batch.upto = dict.fromkeys(batch.upto, LAST)
         return batch

@@ -90,8 +90,8 @@ def check(tasks: dict[int, TaskRun], expected: dict[tuple[bytes, int], Change]) 
     for task in tasks.values():
         assert task.durable_ts == task.core.watermark() == LAST, [str(s) for s in task.core.explain()]
         assert task.resubscribes == []
-        held = task.core.stats()
-        assert (held.waiting_commits, held.undecided_commits) == (0, 0)
+        stats = task.core.stats()
+        assert (stats.waiting_commits, stats.undecided_commits) == (0, 0)
         for part in task.written:
             by = [(name, "ascending") for name in ("table_id", "commit_ts", "start_ts", "key")]
             assert pc.sort_indices(part, sort_keys=by).equals(pa.array(range(part.num_rows), pa.uint64()))

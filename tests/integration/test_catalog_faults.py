@@ -141,18 +141,18 @@ def given(catalog: Catalog, worker: str) -> set[int]:
 def test_a_host_lost_inside_a_flush_delays_its_own_task_only_and_not_for_long(catalog: Catalog, proxy: Proxy) -> None:
     ids = activate(catalog) + activate(catalog, Tenant(7, 1))
     epoch = elected(catalog)
-    held = ids[0]
+    locked = ids[0]
 
     def assign() -> int:
         assignments = [Assignment(p.task_id, "s2", p.epoch) for p in task_places(catalog) if p.owner != "s2"]
         return assign_tasks(catalog, assignments, leader_epoch=epoch)
 
     def flush(conn: Any) -> None:
-        conn.execute(update(tables.tasks).where(tables.tasks.c.task_id == held).values(durable_ts=START + 1))
+        conn.execute(update(tables.tasks).where(tables.tasks.c.task_id == locked).values(durable_ts=START + 1))
 
     with LostHost(proxy, catalog, flush):
         assert assign() == len(ids) - 1, "who waits for the row of a lost host gets it, or an error"
-        assert given(catalog, "s2") == set(ids) - {held}
+        assert given(catalog, "s2") == set(ids) - {locked}
         assert within(4 * SHORT_S, lambda: assign() == 1), "the server ends the session of a lost host"
     assert given(catalog, "s2") == set(ids)
     assert {row.durable_ts for row in list_tasks(catalog)} == {START}, "what was not committed did not happen"

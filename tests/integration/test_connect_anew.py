@@ -74,13 +74,13 @@ def test_no_reader_passes_the_rows_before_and_after_the_tenant_is_deleted(world:
     quarantine_for(world.log, LATE)
     good = world.ok(limit=200_000, format="ndjson")
     assert resolved_ts(good) == GOOD_TS
-    for held in (world.get("/changes", cursor=passed), world.get("/changes", cursor=cursor(GOOD_TS + 1))):
-        assert held.status_code == 409
-        refused(held, BeyondQuarantine)
-        assert "connects another tenant" in held.json()["hint"]
+    for waiting in (world.get("/changes", cursor=passed), world.get("/changes", cursor=cursor(GOOD_TS + 1))):
+        assert waiting.status_code == 409
+        refused(waiting, BeyondQuarantine)
+        assert "connects another tenant" in waiting.json()["hint"]
     assert delete_tenant(world.catalog, TENANT, seen=TenantState.ACTIVE)
-    for gone in (passed, cursor(GOOD_TS), next_cursor(good)):
-        answer = world.get("/changes", cursor=gone)
+    for lost_cursor in (passed, cursor(GOOD_TS), next_cursor(good)):
+        answer = world.get("/changes", cursor=lost_cursor)
         assert answer.status_code == 410
         refused(answer, TenantDeleted)
     assert changes(of(NEIGHBOUR, world, start_ts="earliest")) == before, "a neighbour notices nothing"

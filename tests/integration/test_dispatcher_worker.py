@@ -148,11 +148,11 @@ def test_of_a_store_that_moves_away_nothing_is_kept(world: World) -> None:
     assert seqs_of(stream) == [(1, 1, False)]
     worker.refresh()
     worker.reclaim()
-    kept = worker._noted, worker._swept, worker._fruitless
-    assert [list(each) for each in kept] == [[(T, 7)]] * 3
+    noted = worker._noted, worker._swept, worker._fruitless
+    assert [list(each) for each in noted] == [[(T, 7)]] * 3
     world.assign("d2")
     worker.refresh()
-    assert [list(each) for each in kept] == [[]] * 3
+    assert [list(each) for each in noted] == [[]] * 3
 
 
 def test_a_new_incarnation_in_the_catalog_ends_the_old_one(world: World) -> None:

@@ -168,17 +168,17 @@ def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
 
 
 def test_who_unsubscribes_is_forgotten_and_the_others_go_on(world: World) -> None:
-    gone, stays = MadeStore(7, 1), MadeStore(8, 1)
-    world.server.source = MadeStores(gone, stays)
+    left, stays = MadeStore(7, 1), MadeStore(8, 1)
+    world.server.source = MadeStores(left, stays)
     first, second = world.subscribe(7), world.subscribe(8)
     assert (next_seqs(first, 1), next_seqs(second, 1)) == ([1], [1])
     first.close()
     eventually(lambda: world.server.subscriptions == 1)
-    assert not gone.wakes
-    gone.grow(2)
+    assert not left.wakes
+    left.grow(2)
     stays.grow(2)
     assert next_seqs(second, 1) == [2]
-    assert gone.sent == [1]
+    assert left.sent == [1]
     again = world.subscribe(7)
     assert next_seqs(again, 2) == [1, 2]
 

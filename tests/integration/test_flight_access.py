@@ -299,12 +299,12 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     stream = subscribed(secured.feed(tls=good), secured.request())
     assert next_seqs(stream, 1) == [1]
     address, own = secured.dispatcher.address, authority.parent / "dispatcher.pem"
-    kept = own.read_bytes()
+    certificate_bytes = own.read_bytes()
     own.write_text("no certificate")
     eventually(lambda: [p.code for p in secured.dispatcher.problems()] == [ConfigError.code])
     secured.put()
     assert next_seqs(stream, 1) == [2]
-    own.write_bytes(kept)
+    own.write_bytes(certificate_bytes)
     eventually(lambda: secured.dispatcher.problems() == [])
     second = certificate(tmp_path, "second")  # another authority signs from now on, for both sides
     for name, of in (("dispatcher", "IP:127.0.0.1"), ("sorter", "DNS:sorter")):

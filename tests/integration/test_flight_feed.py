@@ -341,8 +341,8 @@ def test_dispatchers_that_are_replaced_are_forgotten_and_those_of_now_are_not(wo
     feed = FlightFeed(lambda *_: None, lambda: TOKEN.secret, clock)
     lasting = feed._exchange(world.address)
     for port in range(1, 9):
-        gone = feed._exchange(f"grpc://127.0.0.1:{port}")
-        eventually(partial(_has_ended, gone))
+        replaced = feed._exchange(f"grpc://127.0.0.1:{port}")
+        eventually(partial(_has_ended, replaced))
         clock.advance(FORGET_S)
     assert len(feed._peers) == 2, "the one that is there, and the last one"
     assert feed._exchange(world.address) is lasting

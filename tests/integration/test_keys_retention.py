@@ -210,7 +210,7 @@ def test_the_api_answers_as_if_nothing_had_been_deleted(world: World) -> None:
             return [{k: e[k] for k in e if e["value"] is not None or k in ("key", "exact")} for e in events_of(reply)]
 
         before = [entries(as_of) for as_of in moments]
-        assert not all(entry["exact"] for found in before for entry in found)
+        assert not all(entry["exact"] for answered in before for entry in answered)
         world.maintain(replace(RULES, lag_ms=33 * HOUR_MS))
         assert world.floor() == base_ts
         settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))

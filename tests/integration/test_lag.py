@@ -128,12 +128,12 @@ def test_a_newest_file_that_does_not_count_is_named_and_explains_nothing(world: 
     push(world, 1, 1, ago(200))
     push(world, 2, 1, ago(300))
     note_cut_ts(world.catalog, TENANT, 2, ago(600))
-    held = push(world, 2, 2, tso.compose(database_time_ms(world.catalog) + (ahead_ms or 0)))
+    key = push(world, 2, 2, tso.compose(database_time_ms(world.catalog) + (ahead_ms or 0)))
     if ahead_ms is None:
-        data = bytearray(world.store.get(str(held)))
+        data = bytearray(world.store.get(str(key)))
         data[-20] ^= 1
-        world.store.delete(str(held))
-        world.store.put(str(held), bytes(data))
+        world.store.delete(str(key))
+        world.store.put(str(key), bytes(data))
     lag = world.ok("/lag", why="true").json()
     assert stages(lag)["upstream_flush"] == 600
     where = "ahead of the catalog's clock: it counts at 20" if ahead_ms else "checksum"

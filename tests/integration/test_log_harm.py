@@ -107,9 +107,9 @@ def build_log(world: ApiWorld, log: LogBuilder, seed: pa.Table | None) -> None:
 
 def some(rows: pa.Table) -> pa.Table:
     """Three of four rows of the users' tables, so that no segment is another tenant's."""
-    kept = pc.greater(pc.bit_wise_and(pc.shift_right(rows["start_ts"], 18), pa.scalar(3, pa.uint64())), 0)
+    is_chosen = pc.greater(pc.bit_wise_and(pc.shift_right(rows["start_ts"], 18), pa.scalar(3, pa.uint64())), 0)
     system = pc.or_(pc.less(rows["table_id"], 100), pc.greater(rows["table_id"], 1 << 32))
-    return rows.filter(pc.or_(kept, system))
+    return rows.filter(pc.or_(is_chosen, system))
 
 
 def readers(start_ts: int) -> Iterator[log_harm.Reader]:

@@ -98,9 +98,9 @@ def test_bases_are_built_when_the_log_has_grown(world: ApiWorld) -> None:
 def test_retention_advances_by_itself_and_retires_the_seed(world: ApiWorld) -> None:
     """Every table's seed holds the floor, until the scheduler has their bases built."""
     world.log.build(40).seed()
-    kept = Retention(world.catalog, world.services.registry, default_hours=0)
+    retention = Retention(world.catalog, world.services.registry, default_hours=0)
     set_retention(world.catalog, TENANT, 3)
-    kept.step()
+    retention.step()
     held_at = get_tenant(world.catalog, TENANT).earliest_ts
     assert list_seeds(world.catalog, TENANT)
     (job,) = step(world, replace(RULES, merge_pieces_min=999))
@@ -109,7 +109,7 @@ def test_retention_advances_by_itself_and_retires_the_seed(world: ApiWorld) -> N
     assert work(world).outcome == "committed"
     assert list_bases(world.catalog, TENANT)
     set_retention(world.catalog, TENANT, 1)
-    kept.step()
+    retention.step()
     assert get_tenant(world.catalog, TENANT).earliest_ts > held_at
     assert list_seeds(world.catalog, TENANT) == []
 

@@ -135,8 +135,8 @@ def test_a_snapshot_ahead_of_the_time_is_held_and_an_earlier_one_is_taken(
     folder.put(key, pack({**snapshot, "ts": str(hour_ahead)}))
     clock.wait(_never(), 10)
     worker.activate()
-    held = [p for p in worker.problems() if p.code == "TS-1067"]
-    assert [(p.facts["object"], p.facts["tenant"]) for p in held] == [(key, str(T))]
+    early = [p for p in worker.problems() if p.code == "TS-1067"]
+    assert [(p.facts["object"], p.facts["tenant"]) for p in early] == [(key, str(T))]
     assert get_tenant(catalog, T).state is TenantState.AWAITING_SNAPSHOT
     folder.put(str(SchemaSnapKey(tenant=T, ts=int(snapshot["ts"]))), pack(snapshot))
     clock.wait(_never(), 10)
@@ -301,16 +301,16 @@ def test_a_live_replay_keeps_its_tasks(catalog: Catalog, active: Clocked, ends: 
     sorter = register_worker(catalog, "s1", "sorter", "")
     active.assign()
     life = register_worker(catalog, "replay-1-1", "replay", "")
-    taken = take_tasks(catalog, T, "replay-1-1", life)
-    assert [task.task_id for task in taken] == [task.task_id for task in list_tasks(catalog, T)]
+    tasks = take_tasks(catalog, T, "replay-1-1", life)
+    assert [task.task_id for task in tasks] == [task.task_id for task in list_tasks(catalog, T)]
     active.assign()
-    assert list_tasks(catalog, T) == taken
+    assert list_tasks(catalog, T) == tasks
     if ends == "it retires":
         retire_worker(catalog, "replay-1-1", life)
     else:
         active.rounds(LEASE_S, {"s1": sorter})
     active.assign()
-    assert [(task.owner, task.epoch) for task in list_tasks(catalog, T)] == [("s1", task.epoch + 1) for task in taken]
+    assert [(task.owner, task.epoch) for task in list_tasks(catalog, T)] == [("s1", task.epoch + 1) for task in tasks]
 
 
 def test_a_replay_of_an_older_life_takes_nothing(catalog: Catalog, active: Clocked) -> None:

@@ -82,20 +82,20 @@ def test_one_answer_in_four_forms(site: tuple[Operated, str]) -> None:
 
 
 def test_tasks_are_listed_and_shown(site: tuple[Operated, str]) -> None:
-    operated_, _ = site
+    deployment, _ = site
     assert len(run(site, "tasks", "list", "-c", "1", "-t", "1").splitlines()) == 7
     assert [t["owner"] for t in data(site, "tasks", "list", "--owner", "sorter-3")["items"]] == ["sorter-3"]
     assert len(data(site, "tasks", "list", "--limit", "4")["items"]) == 4
     (stopped,) = data(site, "tasks", "list", "--stopped")["items"]
     assert HOSTILE in run(site, "tasks", "show", str(stopped["task_id"]))
-    assert "waits for region 12 v7" in run(site, "tasks", "show", str(operated_.tasks[1].task_id))
+    assert "waits for region 12 v7" in run(site, "tasks", "show", str(deployment.tasks[1].task_id))
     assert isinstance(refused(site, "tasks", "list", "--tenant", "1"), InvalidInput)
     assert isinstance(refused(site, "tasks", "show", "999"), NotFound)
 
 
 def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
-    operated_, _ = site
-    catalog = operated_.world.catalog
+    deployment, _ = site
+    catalog = deployment.world.catalog
     assert run(site, "workers", "drain", "dispatcher-2", "--dry-run").startswith(
         "would happen: dispatcher-2 hands over"
     )
@@ -103,10 +103,10 @@ def test_a_verb_says_first_what_it_would_do(site: tuple[Operated, str]) -> None:
     assert run(site, "workers", "drain", "dispatcher-2").startswith("dispatcher-2 hands over 1 store to dispatcher-1")
     assert get_worker(catalog, "dispatcher-2").state is WorkerState.DRAINING
     assert run(site, "workers", "drain", "dispatcher-2", "--undo").startswith("dispatcher-2 is given work again")
-    task = str(operated_.tasks[0].task_id)
+    task = str(deployment.tasks[0].task_id)
     assert data(site, "tasks", "move", task, "--dry-run")["to"] == "sorter-2"
     assert "goes from sorter-1 to sorter-2" in run(site, "tasks", "move", task, "--sorter", "sorter-2")
-    assert get_task(catalog, operated_.tasks[0].task_id).owner == "sorter-2"
+    assert get_task(catalog, deployment.tasks[0].task_id).owner == "sorter-2"
     error = refused(site, "tasks", "move", task, "--sorter", "sorter-3")
     assert isinstance(error, StateForbids)
     assert "Up are sorter-1, sorter-2" in str(error)
@@ -138,8 +138,8 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
         end = next(pauses)
         if end is not None:
             raise end
-        operated_, _url = site
-        assert operated_.http.post("/v1/workers/sorter-4:undrain").status_code == 200
+        deployment, _url = site
+        assert deployment.http.post("/v1/workers/sorter-4:undrain").status_code == 200
 
     monkeypatch.setattr("tistream.cli.operate.time", SimpleNamespace(sleep=pause))  # not that of all threads
     followed = run(site, "events", "--follow", "--limit", "1", "--kind", "worker")
@@ -147,33 +147,33 @@ def test_events_are_in_order_and_followed(site: tuple[Operated, str], monkeypatc
 
 
 def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -> None:
-    operated_, _ = site
-    gone, of = Tenant(5, 5), ("tenant", "delete", "-c", "5", "-t", "5")
-    register_tenant(operated_.world.catalog, gone)
+    deployment, _ = site
+    tenant, of = Tenant(5, 5), ("tenant", "delete", "-c", "5", "-t", "5")
+    register_tenant(deployment.world.catalog, tenant)
     assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) is deleted, and this")
     for typed in ("", "yes\n", "1/1\n"):
         answer = CliRunner().invoke(command_line(), [*of, "--url", site[1]], input=typed)
         assert answer.exit_code != 0
         assert "this cannot be undone" in answer.output
-    assert get_tenant(operated_.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
+    assert get_tenant(deployment.world.catalog, tenant).state is TenantState.AWAITING_SNAPSHOT
     answer = CliRunner().invoke(command_line(), [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
-    assert (answer.exit_code, look_up_tenant(operated_.world.catalog, gone).reason) == (0, "a test")
+    assert (answer.exit_code, look_up_tenant(deployment.world.catalog, tenant).reason) == (0, "a test")
     assert json.loads(run(site, *of, "--yes", "--json"))["state"] == "DELETING"
     assert json.loads(run(site, "tenant", "show", *of[2:]))["state"] == "DELETING"
     assert isinstance(refused(site, "tenant", "register", *of[2:]), TiStreamError)
     assert isinstance(refused(site, "tenant", "delete", "-c", "5", "-t", "6", "--yes"), NotFound)
-    with operated_.world.catalog.transaction() as conn:
+    with deployment.world.catalog.transaction() as conn:
         conn.execute(tables.tenants.delete().where(tables.tenants.c.cluster_id == 5))
 
 
 def test_tenants_are_paused_and_a_wrong_one_is_told_which_there_are(site: tuple[Operated, str]) -> None:
-    operated_, _ = site
+    deployment, _ = site
     of = ("-c", "1", "-t", "1")
     assert "is paused" in run(site, "tenant", "pause", *of, "--reason", "a test", "--dry-run")
     run(site, "tenant", "pause", *of, "--reason", "a test")
-    assert get_tenant(operated_.world.catalog, TENANT).reason == "a test"
+    assert get_tenant(deployment.world.catalog, TENANT).reason == "a test"
     run(site, "tenant", "resume", *of)
-    assert get_tenant(operated_.world.catalog, TENANT).state is TenantState.ACTIVE
+    assert get_tenant(deployment.world.catalog, TENANT).state is TenantState.ACTIVE
     assert "1/1" in run(site, "tenant", "list")
     assert yaml.safe_load(run(site, "tenant", "show", *of, "--format", "yaml"))["tenant_id"] == 1
     error = refused(site, "tenant", "show", "-c", "1", "-t", "7")

@@ -119,20 +119,20 @@ def pd(pds: Pds, servers: list[Pd]) -> Iterator[PdClient]:
 
 
 def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
-    taken: list[list[int]] = [[] for _ in range(8)]
+    timestamps_of: list[list[int]] = [[] for _ in range(8)]
     pds.slow_tso_s = 0.005
 
     def take(timestamps: list[int]) -> None:
         for _ in range(50):
             timestamps.append(pd.tso())
 
-    threads = [threading.Thread(target=take, args=(timestamps,)) for timestamps in taken]
+    threads = [threading.Thread(target=take, args=(timestamps,)) for timestamps in timestamps_of]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(timestamps == sorted(set(timestamps)) for timestamps in taken)
-    assert len({t for timestamps in taken for t in timestamps}) == 8 * 50
+    assert all(timestamps == sorted(set(timestamps)) for timestamps in timestamps_of)
+    assert len({t for timestamps in timestamps_of for t in timestamps}) == 8 * 50
     assert sum(pds.counts) == 8 * 50
     assert len(pds.counts) < 200
 
@@ -160,8 +160,8 @@ def test_an_old_server_is_asked_in_the_old_form(pds: Pds, servers: list[Pd], pd:
 
 
 def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
-    gone = "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier"
-    pds.answers["SetGCBarrier"] = head(1, gone)
+    error = "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier"
+    pds.answers["SetGCBarrier"] = head(1, error)
     with pytest.raises(TsExpired):
         pd.hold_history("tistream", 99, 60)
     pds.answers["SetGCBarrier"] = head(1, "[PD:common:ErrInvalidArgument]")

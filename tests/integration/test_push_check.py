@@ -220,9 +220,9 @@ def test_sources_that_are_not_there(catalog: Catalog, tmp_path: Path, option: st
 
 def test_forgotten_probes_go_with_the_next_check() -> None:
     store = MemoryStore()
-    kept = [f"{buffer_prefix(T)}store-1/000001/file-000000000001.seg", str(ProbeKey(tenant=Tenant(1, 2), name="a"))]
+    keys = [f"{buffer_prefix(T)}store-1/000001/file-000000000001.seg", str(ProbeKey(tenant=Tenant(1, 2), name="a"))]
     for key in [
-        *kept,
+        *keys,
         str(ProbeKey(tenant=T, name="a")),
         str(ProbeKey(tenant=T, name="b")),
         str(foreign_probe(T, "b")),
@@ -230,9 +230,9 @@ def test_forgotten_probes_go_with_the_next_check() -> None:
         store.put(key, b"x")
     now_ms = next(store.list("")).modified_ms
     drop_probes(store, T, "b", now_ms + 3_599_000)
-    assert {info.key for info in store.list("")} == {*kept, str(ProbeKey(tenant=T, name="a"))}
+    assert {info.key for info in store.list("")} == {*keys, str(ProbeKey(tenant=T, name="a"))}
     drop_probes(store, T, "c", now_ms + 3_700_000)
-    assert {info.key for info in store.list("")} == set(kept)
+    assert {info.key for info in store.list("")} == set(keys)
 
 
 def test_the_folder_of_a_spill(catalog: Catalog, tmp_path: Path) -> None:

@@ -293,6 +293,6 @@ def test_the_route_keeps_and_shows_nothing(server: GuardedS3, terms: PushTerms, 
         assert first.json()["access_key_id"] != second.json()["access_key_id"]
         assert "Idempotent-Replayed" not in second.headers
     catalog.close()
-    kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    assert first.json()["secret_access_key"].encode() not in kept
+    files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert first.json()["secret_access_key"].encode() not in files
     assert os.environ["AWS_ACCESS_KEY_ID"] == ROOT["AWS_ACCESS_KEY_ID"]

@@ -308,11 +308,11 @@ def test_a_slow_workload_renews_its_locks(monkeypatch: pytest.MonkeyPatch) -> No
         with served.changing():
             while len(locks := cluster.locks(KeyRange(), 1 << 62)) < 3:
                 workload.step()
-            held = {lock.start_ts for _, lock in locks}
+            starts = {lock.start_ts for _, lock in locks}
             workload.advance_to(ts.compose(int(time.time() * 1000) + 60_000))
         bench = PushBench(served, S, schema_snapshot=orjson.dumps({**workload.schema_snapshot(), "ts": str(S)}))
         bench.start()
-        bench.until(lambda: any(f"transaction {start}" in p for p in bench.seen.problems for start in held))
+        bench.until(lambda: any(f"transaction {start}" in p for p in bench.seen.problems for start in starts))
         time.sleep(0.3)
         served.settle()
         is_complete(bench)

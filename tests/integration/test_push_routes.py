@@ -97,8 +97,8 @@ def test_without_a_role_there_are_none_and_a_tenant_that_goes_gets_none(world: W
         assert tenants.change_state(world.catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
         assert http.post(f"{BASE}/push-credentials").status_code == 201
         assert delete_tenant(world.catalog, T, seen=TenantState.PAUSED)
-        gone = http.post(f"{BASE}/push-credentials")
-        assert (gone.status_code, gone.json()["code"]) == (410, "TS-1016")
+        answer = http.post(f"{BASE}/push-credentials")
+        assert (answer.status_code, answer.json()["code"]) == (410, "TS-1016")
 
 
 def test_comparing_tells_of_the_tenants_folders_only(world: World) -> None:

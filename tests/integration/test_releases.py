@@ -45,20 +45,20 @@ def test_what_it_left_is_served(version: str, database: str, tmp_path: Path, req
     url = f"sqlite:///{tmp_path}/catalog.db"
     if database == "mariadb":
         url = new_database(request.getfixturevalue("server"), f"release_{version.replace('.', '_')}")
-    held = read(version, "held.json")
+    release = read(version, "held.json")
     with left_by(version, url, tmp_path / "bucket") as left:
-        messages, _ = left.messages(held["key"], start_ts="earliest", limit="200000")
+        messages, _ = left.messages(release["key"], start_ts="earliest", limit="200000")
         assert compare_canal(EXPECTED, messages) > 12_000
-        after, _ = left.messages(held["key"], cursor=held["cursor"], limit="200000")
+        after, _ = left.messages(release["key"], cursor=release["cursor"], limit="200000")
         assert len(after) > 1000
-        later_messages = messages[held["messages_before"] :]
+        later_messages = messages[release["messages_before"] :]
         assert list(map(content, after)) == list(map(content, later_messages)), "a cursor continues where it was"
-        rows_are_those_of_tidb(left, held["key"])
-        headers = {"Authorization": f"Bearer {held['key']}"}
-        name, at = held["consumer"]
+        rows_are_those_of_tidb(left, release["key"])
+        headers = {"Authorization": f"Bearer {release['key']}"}
+        name, at = release["consumer"]
         (feed,) = left.http.get(CHANGES.replace("changes", "changefeeds"), headers=headers).json()["items"]
         assert (feed["changefeed_id"], feed["checkpoint_ts"]) == (name, at)
-        assert left.http.get(CHANGES, headers={"Authorization": f"Bearer {held['key'][:-1]}x"}).status_code == 401
+        assert left.http.get(CHANGES, headers={"Authorization": f"Bearer {release['key'][:-1]}x"}).status_code == 401
 
 
 def content(message: bytes) -> dict[str, Any]:

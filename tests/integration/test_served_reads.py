@@ -162,8 +162,8 @@ def test_what_does_not_fit_is_a_region_error(served: ServedCluster, reader: Read
         left = cluster.regions()[0]
         cluster.move_leader(left.region_id, cluster.regions()[1].store_id)
         cluster.merge(left.region_id, cluster.regions()[1].region_id)
-    gone = Region(id=left.region_id, conf_ver=1, version=1, start=b"", end=b"", leader_store_id=left.store_id)
-    assert 3 in region_error(reader.scan(gone, b"", S))
+    stale = Region(id=left.region_id, conf_ver=1, version=1, start=b"", end=b"", leader_store_id=left.store_id)
+    assert 3 in region_error(reader.scan(stale, b"", S))
     served.reads.busy_next = 1
     assert 6 in region_error(reader.scan(old, b"k2", S))
 

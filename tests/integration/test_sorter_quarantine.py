@@ -141,8 +141,8 @@ def test_a_replay_passes_repeated_rows_as_a_sorter_does(bench: Bench) -> None:
     """Those of the log before it, and those of the log that it writes."""
     file(bench, 1, *change(b"a1", 12, 14, b"1"), whole(b"z1", 12, 14, b"2"), upto=20)
     bench.wait_for_durable_ts(20)
-    taken = {1: Position(seq=1)}
-    bench.wait(lambda: all(positions(bench.catalog, task).get(1) == taken for task in (1, 2)), "state checkpoints")
+    read_up_to = {1: Position(seq=1)}
+    bench.wait(lambda: all(positions(bench.catalog, task).get(1) == read_up_to for task in (1, 2)), "state checkpoints")
     bench.workers.pop().stop()
     stored(bench, 2, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), *change(b"z1", 12, 14, b"2"), upto=30)
     stored(bench, 3, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), upto=40)
@@ -191,8 +191,8 @@ def test_a_rejected_store_begins_again_and_brings_what_is_missing(bench: Bench) 
         reject_store(bench.catalog, TENANT, 2)
     (decided,) = reject_store(bench.catalog, TENANT, 1, actor="ops")
     assert newest_incarnation(bench.catalog, TENANT, 1) == 2, "its pusher begins again"
-    (kept,) = list_quarantines(bench.catalog, state=QuarantineState.REJECTED)
-    assert (kept.sample, kept.decided_by) == (decided.sample, "ops")
+    (quarantine,) = list_quarantines(bench.catalog, state=QuarantineState.REJECTED)
+    assert (quarantine.sample, quarantine.decided_by) == (decided.sample, "ops")
     assert served_edge(bench.catalog, TENANT).good_ts is None
     assert served_edge(bench.catalog, TENANT).gap == (16, 20), "served already, and perhaps not complete"
     bench.wait(lambda: all(_closed(bench, task) for task in (1, 2)), "the old incarnation ends in both states")

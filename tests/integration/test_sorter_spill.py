@@ -75,20 +75,20 @@ def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: 
     monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 1)
     monkeypatch.setattr(run, "ARRAY_BYTES_MIN", 1)
     keys = pa.array([b"key %d" % i for i in range(5000)])
-    held = numbered(Segment(keys), 100)
+    spilled = numbered(Segment(keys), 100)
     same = numbered(Segment(keys.take(pa.array(range(0, 5000, 7)))), 0)
-    same.numbers["ts"][:] = held.numbers["ts"][::7]
+    same.numbers["ts"][:] = spilled.numbers["ts"][::7]
     lookup_keys = same.lookup_keys(np.arange(len(same)), "ts")
-    before = held.find(lookup_keys, "ts")
-    in_memory = held_bytes([held])
-    assert evict([held], Spill(0), in_memory) > in_memory - 3 * len(held)
-    assert held_bytes([held]) < 3 * len(held), "the alive flags, and little more"
-    after = held.find(lookup_keys, "ts")
+    before = spilled.find(lookup_keys, "ts")
+    in_memory = held_bytes([spilled])
+    assert evict([spilled], Spill(0), in_memory) > in_memory - 3 * len(spilled)
+    assert held_bytes([spilled]) < 3 * len(spilled), "the alive flags, and little more"
+    after = spilled.find(lookup_keys, "ts")
     assert [a.tolist() for a in after] == [b.tolist() for b in before]
     assert len(after[0]) == len(same)
-    held.kill(after[1])
-    assert int(held.alive.sum()) == len(held) - len(same)
-    assert held.first_equals("ts").tolist() == list(range(5000))
+    spilled.kill(after[1])
+    assert int(spilled.alive.sum()) == len(spilled) - len(same)
+    assert spilled.first_equals("ts").tolist() == list(range(5000))
 
 
 def test_released_pages_are_read_again() -> None:

@@ -151,14 +151,14 @@ def test_a_frames_rows_are_decided_when_it_is_made(
     options: dict[str, Any] = {"endTs": "latest", **given}
     stream = Frame(**options).stream()
     interval = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
-    held = pulled(fresh, "", format="raw-arrow", **interval)
-    assert held
-    assert changes(frame.rows()) == held
+    rows_then = pulled(fresh, "", format="raw-arrow", **interval)
+    assert rows_then
+    assert changes(frame.rows()) == rows_then
     fresh.clock.advance(5)
     fresh.log.flush(END)
-    assert changes(frame.rows()) == held
+    assert changes(frame.rows()) == rows_then
     batches = walk(stream, ALL)
-    assert sorted(r for b in batches for r in changes(table(stream, stream.partitions(*b)))) == held
+    assert sorted(r for b in batches for r in changes(table(stream, stream.partitions(*b)))) == rows_then
 
 
 def test_a_stream_may_end_in_the_future_and_a_batch_may_not(world: ApiWorld, over: Any) -> None:

@@ -36,15 +36,15 @@ class Sink:
     def data_files(self) -> list[tuple[TableName, int, str, bytes]]:
         """(table, version, key, bytes) of the data files, in order of version, date and number."""
         keys = [key for key in self.objects if key.rpartition("/")[2].startswith("CDC0")]
-        found = [((parts := key.split("/"))[0], parts[1], int(parts[2]), key) for key in keys]
-        return [((db, table), version, key, self.objects[key]) for db, table, version, key in sorted(found)]
+        entries = [((parts := key.split("/"))[0], parts[1], int(parts[2]), key) for key in keys]
+        return [((db, table), version, key, self.objects[key]) for db, table, version, key in sorted(entries)]
 
     def records(self) -> dict[TableName, bytes]:
         """The records of each table."""
-        found: dict[TableName, bytes] = {}
+        data_of_table: dict[TableName, bytes] = {}
         for table, _, _, data in self.data_files():
-            found[table] = found.get(table, b"") + data
-        return found
+            data_of_table[table] = data_of_table.get(table, b"") + data
+        return data_of_table
 
 
 def followed(files: Files, options: str) -> None:
@@ -75,21 +75,21 @@ def messages(sink: Sink) -> Iterator[tuple[TableName, int, dict[str, Any]]]:
 
 def by_table(stem: str) -> dict[TableName, list[dict[str, Any]]]:
     """The rows that TiCDC encoded, in its order."""
-    found = defaultdict(list)
+    by_name = defaultdict(list)
     for entry in expected(stem):
         if entry["kind"] == "row":
-            found[entry["db"], entry["table"]].append(entry)
-    return found
+            by_name[entry["db"], entry["table"]].append(entry)
+    return by_name
 
 
 def test_the_rows_of_a_table_are_those_of_ticdc_once_and_in_order(canal: Sink) -> None:
-    wanted = by_table("ticdc-canal-json-tidb")
-    found: dict[TableName, list[dict[str, Any]]] = defaultdict(list)
+    expected_of = by_table("ticdc-canal-json-tidb")
+    by_name: dict[TableName, list[dict[str, Any]]] = defaultdict(list)
     for table, _, message in messages(canal):
-        found[table].append(message)
-    assert found.keys() == wanted.keys()
-    for table, entries in wanted.items():
-        ours = found[table]
+        by_name[table].append(message)
+    assert by_name.keys() == expected_of.keys()
+    for table, entries in expected_of.items():
+        ours = by_name[table]
         theirs = [json.loads(message_text(entry["msg"])) for entry in entries]
         assert [message.pop("ts") for message in ours] == [message["es"] for message in ours], "built at the commit"
         for message in theirs:
@@ -112,20 +112,20 @@ def test_each_version_of_a_table_has_its_schema_file(canal: Sink) -> None:
 
 def ddl_times() -> dict[TableName, list[int]]:
     """The times of TiCDC's DDL by table, without tables with DDL for which TiCDC reports another time."""
-    found, early = defaultdict(list), set()
+    times_of, early = defaultdict(list), set()
     for entry in expected("ticdc-canal-json-tidb"):
         if entry["kind"] == "ddl":
-            found[entry["db"], entry["table"]].append(int(entry["commit_ts"]))
+            times_of[entry["db"], entry["table"]].append(int(entry["commit_ts"]))
             if takes_effect_early(json.loads(entry["msg"])["sql"]):
                 early.add((entry["db"], entry["table"]))
-    return {table: times for table, times in found.items() if table not in early}
+    return {table: times for table, times in times_of.items() if table not in early}
 
 
 def test_the_version_of_a_folder_is_the_last_ddl_of_the_table(canal: Sink) -> None:
-    known, start, checked = ddl_times(), recorded_history().start_ts, 0
+    ddl_times_of, start, checked = ddl_times(), recorded_history().start_ts, 0
     for table, version, message in messages(canal):
-        if table in known:
-            before = [ts for ts in known[table] if ts < message["_tidb"]["commitTs"]]
+        if table in ddl_times_of:
+            before = [ts for ts in ddl_times_of[table] if ts < message["_tidb"]["commitTs"]]
             assert version == max(before) if before else version < start, table
             checked += bool(before)
     assert checked > 9_000
@@ -135,8 +135,8 @@ def test_each_ddl_is_in_one_schema_file_at_its_time(canal: Sink) -> None:
     there: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for key, data in canal.objects.items():
         if "/meta/schema_" in key:
-            found = json.loads(data)
-            there[found["TableVersion"]] += [(key.rpartition("/")[0], sql) for sql in found["Query"].split("; ")]
+            file = json.loads(data)
+            there[file["TableVersion"]] += [(key.rpartition("/")[0], sql) for sql in file["Query"].split("; ")]
     of_databases = 0
     for entry in expected("ticdc-canal-json-tidb"):
         message = json.loads(entry["msg"]) if entry["kind"] == "ddl" else None
@@ -177,9 +177,9 @@ def test_no_file_is_larger_than_asked_for(canal: Sink) -> None:
 def test_csv_records_are_those_of_ticdc(stem: str, options: str) -> None:
     files = MemoryFiles()
     followed(files, f"{options}&enable-partition-separator=false&date-separator=none")
-    found = Sink(files.objects).records()
+    records = Sink(files.objects).records()
     for table, entries in by_table(stem).items():
-        ours = found[table]
+        ours = records[table]
         if any("error" in entry for entry in entries):  # its encoder gives up where ours writes an empty label
             continue
         theirs = "".join(message_text(entry["msg"]) for entry in entries).encode()
@@ -190,11 +190,11 @@ def test_parquet_has_a_row_for_each_change_in_native_types() -> None:
     files = MemoryFiles()
     followed(files, "protocol=parquet")
     sink = Sink(files.objects)
-    wanted = by_table("ticdc-open")["shop", "acct"]
+    expected_changes = by_table("ticdc-open")["shop", "acct"]
     tables = [(table, key, pq.read_table(pa.BufferReader(data))) for table, _, key, data in sink.data_files()]
-    mine = pa.concat_tables([rows for table, _, rows in tables if table == ("shop", "acct")])
-    assert mine["_commit_ts"].to_pylist() == [int(entry["commit_ts"]) for entry in wanted]
-    assert mine["_op"].to_pylist() == [entry["type"] for entry in wanted]
+    acct = pa.concat_tables([rows for table, _, rows in tables if table == ("shop", "acct")])
+    assert acct["_commit_ts"].to_pylist() == [int(entry["commit_ts"]) for entry in expected_changes]
+    assert acct["_op"].to_pylist() == [entry["type"] for entry in expected_changes]
     types = {str(field.type) for *_, rows in tables for field in rows.schema}
     assert {"double", "date32[day]", "timestamp[us, tz=UTC]", "duration[us]"} <= types
     partitions = {key.split("/")[3] for table, key, _ in tables if table == ("shop", "p_range")}
@@ -204,6 +204,6 @@ def test_parquet_has_a_row_for_each_change_in_native_types() -> None:
 
 def test_tables_without_a_key_are_named() -> None:
     history = recorded_history()
-    found = {table.name for table in tables_without_key(history, history.resolved_ts, Scope(tenant=SHARE.tenant))}
-    assert "k_nopk" in found
-    assert not found & {"acct", "k_uknn", "k_comp"}
+    names = {table.name for table in tables_without_key(history, history.resolved_ts, Scope(tenant=SHARE.tenant))}
+    assert "k_nopk" in names
+    assert not names & {"acct", "k_uknn", "k_comp"}

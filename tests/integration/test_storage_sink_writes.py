@@ -42,9 +42,9 @@ def around_ddl() -> list[Stretch]:
     """Two stretches with rows and DDL of a table."""
     history = recorded_history()
     ddl = [e.commit_ts for e in history.events(history.start_ts, history.resolved_ts) if e.table == "evolve"]
-    found = list(stretches(history, committed_rows(), [ddl[0] - 1, ddl[3], ddl[6]]))
-    assert all(stretch.rows.num_rows > 10 and len(stretch.events) >= 3 for stretch in found)
-    return found
+    planned = list(stretches(history, committed_rows(), [ddl[0] - 1, ddl[3], ddl[6]]))
+    assert all(stretch.rows.num_rows > 10 and len(stretch.events) >= 3 for stretch in planned)
+    return planned
 
 
 def settled(settings: StorageSettings, planned: list[Stretch]) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ LARGER = settings_of(CANAL, file_bytes=9_000)
 def differences(planned: list[Stretch], mutate: Change | None = None) -> Iterator[str]:
     """How a killed and repeated changefeed differs from one that was never killed, for every write of the first
     stretch. The retry has other settings, as after an update."""
-    wanted = settled(SMALL, planned)
+    want = settled(SMALL, planned)
     puts = len(settled(SMALL, planned[:1])) + 1
     with pytest.MonkeyPatch.context() as patch:
         if mutate is not None:
@@ -71,8 +71,8 @@ def differences(planned: list[Stretch], mutate: Change | None = None) -> Iterato
             files = MemoryFiles()
             write_killed(SMALL, files, planned[0], until, retry=LARGER)
             write_all(SMALL, files, planned[1:])
-            if files.objects != wanted:
-                odd = {k for k in files.objects.keys() | wanted.keys() if files.objects.get(k) != wanted.get(k)}
+            if files.objects != want:
+                odd = {k for k in files.objects.keys() | want.keys() if files.objects.get(k) != want.get(k)}
                 yield f"killed after {until} puts: {sorted(odd)[:3]}"
 
 
@@ -134,11 +134,11 @@ def test_a_lane_that_moves_between_workers_never_takes_a_number_twice(around_ddl
     ts = [t for t in rows["commit_ts"].to_pylist() if around_ddl[0].after < t <= around_ddl[1].upto]
     planned = list(stretches(history, rows, [around_ddl[0].after, *sorted(set(ts))[20::20]]))
     assert len(planned) >= 4
-    wanted = settled(SMALL, planned)
-    assert alternately(planned) == wanted
+    expected_objects = settled(SMALL, planned)
+    assert alternately(planned) == expected_objects
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Seen, "forget", lambda self: None)
-        assert alternately(planned) != wanted
+        assert alternately(planned) != expected_objects
 
 
 def alternately(planned: list[Stretch]) -> dict[str, bytes]:
@@ -170,7 +170,7 @@ def test_numbers_go_on_where_an_index_is_behind_or_its_file_was_taken_away(aroun
 
 
 def test_a_record_that_is_too_long_is_kept_beside(around_ddl: list[Stretch], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = settled(SMALL, around_ddl)
+    expected_objects = settled(SMALL, around_ddl)
     monkeypatch.setattr(destinations, "RECORD_MAX", 20)
     files = MemoryFiles()
     lengths: list[int] = []
@@ -186,9 +186,9 @@ def test_a_record_that_is_too_long_is_kept_beside(around_ddl: list[Stretch], mon
     last.note_checkpoint(around_ddl[-1].after, forever)
     last.close()
     del files.objects["metadata"]
-    (kept,) = beside(files)  # of the last stretch
-    del files.objects[kept]
-    assert files.objects == wanted
+    (key,) = beside(files)  # of the last stretch
+    del files.objects[key]
+    assert files.objects == expected_objects
     assert max(lengths) < 200 < protocol.RECORD_MAX
 
 
@@ -216,12 +216,12 @@ def beside(files: MemoryFiles) -> list[str]:
 def test_old_rows_keep_their_folder_when_the_history_is_cut(around_ddl: list[Stretch]) -> None:
     """A history that no longer knows the DDL of a table finds the version by the schema files."""
     first, second = around_ddl
-    wanted = settled(SMALL, around_ddl)
+    expected_objects = settled(SMALL, around_ddl)
     files = MemoryFiles()
     write_all(SMALL, files, [first])
     assert second.history is not None
     write_all(SMALL, files, [replace(second, history=second.history.pruned(second.after))])
-    assert files.objects == wanted
+    assert files.objects == expected_objects
 
 
 # ---- refusals and failures
@@ -232,8 +232,8 @@ def test_a_row_that_cannot_be_decoded_is_refused_and_nothing_is_written(around_d
     values = rows["value"].to_pylist()
     assert around_ddl[0].history is not None
     ids = around_ddl[0].history.physical_ids("shop", None, around_ddl[0].after, around_ddl[0].upto)
-    mine = [table_id in ids for table_id in rows["table_id"].to_pylist()]
-    bad = next(n for n, value in enumerate(values) if value is not None and mine[n])
+    is_of_table = [table_id in ids for table_id in rows["table_id"].to_pylist()]
+    bad = next(n for n, value in enumerate(values) if value is not None and is_of_table[n])
     values[bad] = b"\x7f"
     broken = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
     files = MemoryFiles()
@@ -295,13 +295,13 @@ def test_a_bucket_holds_what_a_folder_holds(server: S3Server, around_ddl: list[S
     destination.check()
     write_killed(settings, files, around_ddl[0], until=9)
     destination.write(destination.plan(around_ddl[1], ""), forever)
-    wanted = settled(SMALL, around_ddl)
+    expected_objects = settled(SMALL, around_ddl)
 
     async def everything() -> dict[str, bytes | None]:
         keys = [key async for key in files.list("shop", "")]
         return {key: await files.get(key) for key in keys}
 
-    assert destination._run(everything()) == wanted
+    assert destination._run(everything()) == expected_objects
     destination.close()
 
 
@@ -355,12 +355,12 @@ def late_files_are_kept(planned: list[Stretch]) -> None:
     """Files of a former owner come under the next names, between the look of a stretch and its requests: none is
     replaced, each change is in some file, and one whose rows are all there is not written again."""
     first, files = planned[0], MemoryFiles()
-    wanted = settled(SMALL, [first])
-    data = {key: found for key, found in wanted.items() if "/CDC0" in key}
+    expected_objects = settled(SMALL, [first])
+    data = {key: content for key, content in expected_objects.items() if "/CDC0" in key}
     folder = max({key.rpartition("/")[0] for key in data}, key=lambda at: sum(key.startswith(at) for key in data))
-    mine = {key: found for key, found in data.items() if key.startswith(f"{folder}/")}
-    assert len(mine) > 2
-    there = dict(zip(mine, [b'{"late":1}\r\n' + mine[min(mine)], b'{"late":2}\r\n'], strict=False))
+    of_folder = {key: content for key, content in data.items() if key.startswith(f"{folder}/")}
+    assert len(of_folder) > 2
+    there = dict(zip(of_folder, [b'{"late":1}\r\n' + of_folder[min(of_folder)], b'{"late":2}\r\n'], strict=False))
     with closing(StorageDestination(SMALL, SHARE, files)) as destination:
         plan = destination.plan(first, "")
         files.objects |= there
@@ -370,9 +370,9 @@ def late_files_are_kept(planned: list[Stretch]) -> None:
         assert again.record != plan.record
         destination.write(again, forever)
     assert {key: files.objects[key] for key in there} == there, "a file was replaced"
-    has = b"".join(found for key, found in files.objects.items() if key.startswith(f"{folder}/CDC0"))
-    assert all(found in has for found in mine.values())
-    assert has.count(mine[min(mine)]) == 1, "the late file has all of its rows"
+    has = b"".join(content for key, content in files.objects.items() if key.startswith(f"{folder}/CDC0"))
+    assert all(content in has for content in of_folder.values())
+    assert has.count(of_folder[min(of_folder)]) == 1, "the late file has all of its rows"
 
 
 def changed_parts_get_new_names(planned: list[Stretch]) -> None:

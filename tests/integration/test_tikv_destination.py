@@ -108,7 +108,7 @@ def state(served: ServedCluster) -> dict[bytes, bytes]:
 
 def test_lanes_in_a_storm() -> None:
     """Each lane writes stretch after stretch, some of them twice; the newest version of each key stays."""
-    wanted: dict[bytes, Change] = {}
+    newest: dict[bytes, Change] = {}
     seen: dict[bytes, list[int]] = {}
     lock, now_s, until = threading.Lock(), int(time.time()), time.monotonic() + 60
     keys = [b"k%08d" % n for n in range(400)]
@@ -134,7 +134,7 @@ def test_lanes_in_a_storm() -> None:
                             assert time.monotonic() < until
                 after = stretch.upto
                 with lock:
-                    wanted.update((change[0], change) for change in changes)
+                    newest.update((change[0], change) for change in changes)
 
     with a_cluster(faults=STORM, storm=True) as served:
         served.raw_kv.on_write = lambda write: seen.setdefault(write.key, []).append(int(write.value or -1))
@@ -146,7 +146,7 @@ def test_lanes_in_a_storm() -> None:
                 done.result(timeout=100)
         served.settle()
         assert state(served) == {
-            key: value for key, value, expire_ts in wanted.values() if value is not None and expire_ts != now_s - 5
+            key: value for key, value, expire_ts in newest.values() if value is not None and expire_ts != now_s - 5
         }
         assert served.raw is not None
         assert set(seen) <= set(served.raw.versions), "every write has a timestamp and can be followed"
@@ -157,15 +157,15 @@ def test_lanes_in_a_storm() -> None:
 
 def lives_wrongly() -> list[str]:
     """What is wrong with the times to live there, where the PD's clock is ahead of this host's."""
-    found: list[Applied] = []
+    applied: list[Applied] = []
     with a_cluster(clock=FastClock()) as served, closing(opened(served)) as destination:
         there_s = FastClock().unix_ms() // 1000
-        served.raw_kv.on_write = found.append
+        served.raw_kv.on_write = applied.append
         changes = [(b"long", b"v", there_s + 100), (b"over", b"v", there_s - 10), (b"ever", b"v", 0)]
         destination.write(destination.plan(stretch_of(changes), ""), forever)
-    ttls = {write.key[4:]: write.ttl for write in found if write.value is not None}
-    gone = {write.key[4:] for write in found if write.value is None}
-    wrong = [] if gone == {b"over"} else [f"deleted: {gone}"]
+    ttls = {write.key[4:]: write.ttl for write in applied if write.value is not None}
+    deleted = {write.key[4:] for write in applied if write.value is None}
+    wrong = [] if deleted == {b"over"} else [f"deleted: {deleted}"]
     if not 90 <= ttls.get(b"long", 0) <= 100:
         wrong.append(f"a time to live of {ttls.get(b'long')}")
     if set(ttls) != {b"long", b"ever"}:
@@ -252,9 +252,9 @@ def test_what_the_stores_cannot_take_is_refused_with_its_key() -> None:
 )
 def test_a_check_says_what_the_destination_is(options: str, api: Api, keyspace: int | None) -> None:
     with a_cluster(api) as served, closing(opened(served, options)) as destination:
-        found = destination.look()
-        assert (found.cluster_id, found.api, found.keyspace_id) == (CLUSTER_ID, api, keyspace)
-        assert found.has_expiry
+        facts = destination.look()
+        assert (facts.cluster_id, facts.api, facts.keyspace_id) == (CLUSTER_ID, api, keyspace)
+        assert facts.has_expiry
         assert not any("too old" in note for note in destination.check())
 
 
@@ -279,7 +279,7 @@ def test_a_keyspace_that_is_not_there_is_refused(options: str, api: Api, words: 
 
 
 @pytest.mark.parametrize(
-    ("source", "found", "unlike", "words"),
+    ("source", "keyspace_id", "unlike", "words"),
     [
         (BY_ID, SOURCE, Keyspace(id=6), "no keyspace with id 6, as the source is called"),
         (Keyspace(name="there"), THERE, Keyspace(name="here"), "no keyspace 'here', as the source is called"),
@@ -288,12 +288,12 @@ def test_a_keyspace_that_is_not_there_is_refused(options: str, api: Api, words: 
     ids=["by its id", "by its name, before a pusher began", "by its name"],
 )
 def test_the_default_keyspace_is_called_as_the_source_is(
-    source: Keyspace, found: int, unlike: Keyspace, words: str
+    source: Keyspace, keyspace_id: int, unlike: Keyspace, words: str
 ) -> None:
     """A name is the same in two clusters; the id of a name is given by each PD."""
     with a_cluster() as served:
         with closing(opened(served, "", source=source)) as destination:
-            assert destination.look().keyspace_id == found
+            assert destination.look().keyspace_id == keyspace_id
         with closing(opened(served, "", source=unlike)) as destination, pytest.raises(InvalidInput, match=words):
             destination.look()
 

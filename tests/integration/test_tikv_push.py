@@ -129,9 +129,9 @@ def test_a_snapshot_that_was_refused_is_replaced_by_a_later_one(bench: PushBench
     refused, later = b'{"ts": "%d", "dbs": [null], "tables": []}' % S, S + 1000
     put_schema_snapshot(bench.store, SchemaSnapKey(tenant=TENANT, ts=S), refused)
     bench.control.snapshot_refused = True
-    kept = bench.options["schema_snapshot"]
-    assert isinstance(kept, bytes)
-    good = orjson.loads(kept)
+    snapshot = bench.options["schema_snapshot"]
+    assert isinstance(snapshot, bytes)
+    good = orjson.loads(snapshot)
     bench.start(schema_snapshot=orjson.dumps({**good, "ts": str(later)}))
     while len(bench.snapshots()) < 2:
         time.sleep(0.02)
@@ -162,8 +162,8 @@ def test_the_hold_moves_up_with_the_frontier(bench: PushBench, monkeypatch: pyte
     monkeypatch.setattr("pusher.tikv_push._BARRIER_S", 0.2)
     bench.start()
     bench.until(lambda: bench.held()[:1] > [S])
-    (held,) = bench.held()
-    assert held <= bench.watermark
+    (barrier_ts,) = bench.held()
+    assert barrier_ts <= bench.watermark
     bench.judging = False  # the service stands still
     frontier = min(e.durable_ts for e in bench.control.entries)
     bench.until(lambda: bench.held() == [frontier])
