@@ -96,8 +96,8 @@ def texts() -> dict[str, str]:
     """By path: the product, its documentation and its templates."""
     paths = (path for path in ROOT.rglob("*") if path.suffix in SUFFIXES and path.is_file())
     names = (path.relative_to(ROOT).as_posix() for path in paths)
-    kept = (n for n in names if not n.startswith((*EXCLUDED, *BUILT)) and not any(p[0] == "." for p in n.split("/")))
-    return {name: (ROOT / name).read_text("utf-8") for name in kept}
+    named = (n for n in names if not n.startswith((*EXCLUDED, *BUILT)) and not any(p[0] == "." for p in n.split("/")))
+    return {name: (ROOT / name).read_text("utf-8") for name in named}
 
 
 def found(pattern: re.Pattern[str], under: str = "") -> list[str]:

@@ -157,8 +157,8 @@ class TestAuth:
             open_session(catalog, token * 64, "one", HOUR_MS)
         end_session(catalog, "s" * 64)
         assert find_session(catalog, "s" * 64) is None
-        kept = find_session(catalog, "t" * 64)
-        assert kept is not None
+        session = find_session(catalog, "t" * 64)
+        assert session is not None
         revoke_key(catalog, "one")
         dead = find_session(catalog, "t" * 64)
         assert dead is not None
@@ -175,9 +175,9 @@ class TestAuth:
         assert begin_answer(catalog, "a" * 64, "r" * 64, "first") is None
         body = bytes(range(256)) * 300
         keep_answer(catalog, "a" * 64, "first", status=201, media_type="application/json", body=body)
-        kept = begin_answer(catalog, "a" * 64, "other", "second")
-        assert kept is not None
-        assert (kept.status, kept.media_type, kept.body, kept.request_hash) == (201, "application/json", body, "r" * 64)
+        row = begin_answer(catalog, "a" * 64, "other", "second")
+        assert row is not None
+        assert (row.status, row.media_type, row.body, row.request_hash) == (201, "application/json", body, "r" * 64)
         assert begin_answer(catalog, "b" * 64, "r" * 64, "third") is None
 
     def test_a_failure_is_forgotten(self, catalog: Catalog) -> None:
@@ -192,9 +192,9 @@ class TestAuth:
         shift(catalog, tables.idempotency_keys.c.started_ms, -IN_FLIGHT_MS - 60_000)
         assert begin_answer(catalog, "a" * 64, "r" * 64, "second") is None
         keep_answer(catalog, "a" * 64, "first", status=201, media_type="", body=b"late")
-        kept = begin_answer(catalog, "a" * 64, "r" * 64, "third")
-        assert kept is not None
-        assert kept.status == 0
+        answer = begin_answer(catalog, "a" * 64, "r" * 64, "third")
+        assert answer is not None
+        assert answer.status == 0
 
     def test_answers_are_kept_for_a_day(self, catalog: Catalog) -> None:
         for letter in ("a", "b"):

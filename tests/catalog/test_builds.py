@@ -141,8 +141,8 @@ class TestManyObjects:
         with StatementLog(catalog) as log:
             assert commit_compaction(catalog, T, pieces_found, [output("compacted/a", low, 3 * self.FILES)])
         (statements,) = [each for each in log.transactions if any("counters" in text for text in each)]
-        held = len(statements) - next(n for n, text in enumerate(statements) if "counters" in text)
-        assert held <= 2 + self.FILES / KEYS_AT_ONCE + 1
+        statements_held = len(statements) - next(n for n, text in enumerate(statements) if "counters" in text)
+        assert statements_held <= 2 + self.FILES / KEYS_AT_ONCE + 1
         assert len(statements) <= 10 + 5 * self.FILES / KEYS_AT_ONCE
         assert set(object_states(catalog, [p.object_key for p in pieces_found]).values()) == {"superseded"}
 

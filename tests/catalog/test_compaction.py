@@ -132,14 +132,14 @@ class TestCompaction:
         )
         assert [s.object_key for s in listed(catalog)] == ["compacted/b", "compacted/c"]
 
-    @pytest.mark.parametrize("gone", ["piece", "segment", "object"])
-    def test_nothing_happens_when_an_input_is_not_what_it_was(self, catalog: Catalog, low: int, gone: str) -> None:
+    @pytest.mark.parametrize("missing", ["piece", "segment", "object"])
+    def test_nothing_happens_when_an_input_is_not_what_it_was(self, catalog: Catalog, low: int, missing: str) -> None:
         inputs = of_task(catalog, low)
-        if gone == "piece":
+        if missing == "piece":
             assert commit_compaction(catalog, T, inputs[1:2], [output("compacted/a", low, 3)])
         else:
             with catalog.transaction() as conn:
-                if gone == "segment":
+                if missing == "segment":
                     conn.execute(tables.segments.delete().where(tables.segments.c.segment_no == 1))
                 else:
                     of = tables.objects.c.object_key == "committed/3"

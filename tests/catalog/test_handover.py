@@ -38,9 +38,9 @@ class TestHandover:
         assert assign_task(catalog, high, worker_id="s1", seen_epoch=0, leader_epoch=elected(catalog)) == 1
         assert stop_task(catalog, ddl, epoch=0, error="broken")
         life = register_worker(catalog, "r", "replay", "")
-        taken = take_tasks(catalog, T, "r", life)
-        assert [(row.task_id, row.owner, row.epoch) for row in taken] == [(low, "r", 1), (high, "r", 2)]
-        assert taken == [get_task(catalog, low), get_task(catalog, high)]
+        tasks = take_tasks(catalog, T, "r", life)
+        assert [(row.task_id, row.owner, row.epoch) for row in tasks] == [(low, "r", 1), (high, "r", 2)]
+        assert tasks == [get_task(catalog, low), get_task(catalog, high)]
         assert [get_task(catalog, task).owner for task in (ddl, *others)] == [None] * 4
 
     def test_a_later_life_takes_the_tasks_from_an_earlier_one(self, catalog: Catalog) -> None:

@@ -80,6 +80,6 @@ class TestQuarantines:
             sample=[row] * 20,
         )
         assert record_quarantine(catalog, T, low, 0, large)
-        (kept,) = list_quarantines(catalog, T)
-        assert (kept.store_id, kept.seq, kept.good_ts, kept.rows) == (2**63 - 1, 2**40, MOST, 2**40)
-        assert len(kept.sample) == 20
+        (record,) = list_quarantines(catalog, T)
+        assert (record.store_id, record.seq, record.good_ts, record.rows) == (2**63 - 1, 2**40, MOST, 2**40)
+        assert len(record.sample) == 20

@@ -243,8 +243,8 @@ class TestReshape:
             case "election":
                 leader_epoch += 1
             case _:
-                taken = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))
-                epochs = taken[0].epoch, taken[1].epoch
+                tasks = take_tasks(catalog, T, "r", register_worker(catalog, "r", "replay", ""))
+                epochs = tasks[0].epoch, tasks[1].epoch
         rows = list_tasks(catalog)
         assert not request_merge(catalog, low, high, seen_epochs=epochs, leader_epoch=leader_epoch)
         assert list_tasks(catalog) == rows
@@ -272,22 +272,22 @@ class TestReshape:
         advances = (advance(left.task_id, START, upto, epoch=1), advance(right.task_id, START, upto, epoch=1))
         assert flush(catalog, None, *advances) == {left.task_id, right.task_id}
         before = served_watermark(catalog, T)
-        kept = f"snapshots/{left.task_id}/rows", f"snapshots/{right.task_id}/rows"
+        rows = f"snapshots/{left.task_id}/rows", f"snapshots/{right.task_id}/rows"
         old = [get_task(catalog, half.task_id).snapshot_key or "" for half in (left, right)]
-        task = merge_tasks(catalog, replace(left, durable_ts=upto), replace(right, durable_ts=upto), state(*kept))
+        task = merge_tasks(catalog, replace(left, durable_ts=upto), replace(right, durable_ts=upto), state(*rows))
         assert task is not None
         row = get_task(catalog, task)
         assert (row.range, row.durable_ts, row.start_ts) == (KeyRange(LOW.start, HIGH.end), upto, START)
         assert (row.owner, row.epoch, row.resubscribe_id, row.merge_with) == ("s1", 2, 2, None)
         assert (row.snapshot_key, row.snapshot_no, positions(catalog, task)) == ("snapshots/joined", 4, LATER)
-        assert referred(catalog, task) == {*kept, "snapshots/joined"}
-        assert object_states(catalog, [*old, *kept, "snapshots/joined"]) == {
+        assert referred(catalog, task) == {*rows, "snapshots/joined"}
+        assert object_states(catalog, [*old, *rows, "snapshots/joined"]) == {
             **dict.fromkeys(old, ObjectState.SUPERSEDED),
-            **dict.fromkeys([*kept, "snapshots/joined"], ObjectState.LIVE),
+            **dict.fromkeys([*rows, "snapshots/joined"], ObjectState.LIVE),
         }
         assert [r.task_id for r in list_tasks(catalog, T) if r.kind == "data"] == [task]
         assert served_watermark(catalog, T) == before
-        assert snapshot(catalog, task, 5, LATER, 2, keeps=kept), "it goes on"
+        assert snapshot(catalog, task, 5, LATER, 2, keeps=rows), "it goes on"
 
     @pytest.mark.parametrize(
         "fault", ["epoch", "durable_ts", "snapshot", "not wanted", "what it keeps was let go", "gone", "an orphan"]

@@ -67,14 +67,14 @@ def owner(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Person:
 
 
 def test_a_key_is_kept_for_its_owner_only(owner: Person) -> None:
-    (kept,) = owner.home.rglob("credentials.json")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    (file,) = owner.home.rglob("credentials.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "no tenant is registered" in owner.run("tenant", "list")[0], "address and key are those of the login"
     stranger = Person(owner.up, owner.home / "nobody")
     assert "TS-1080" in stranger.run("tenant", "list", "--url", owner.up.url, status=2)[1]
-    kept.chmod(0o644)
+    file.chmod(0o644)
     assert "chmod 600" in owner.run("tenant", "list", status=2)[1]
-    kept.chmod(0o600)
+    file.chmod(0o600)
 
 
 def test_a_tenant_from_registration_to_rows_by_its_own_keys(owner: Person, recording: Path, tmp_path: Path) -> None:

@@ -257,10 +257,10 @@ def test_a_store_against_its_own_promise_is_held_until_it_is_rejected(tmp_path: 
         with ticking(neighbour):
             key = hostile.put([(record_key(100, 50), good_ts + 1)], cut_ts=served_ts + 1, resolved_ts=served_ts + 1)
             eventually(lambda: here.quarantine(hostile).get("object") == key, f"no quarantine names {key}")
-            held = assert_held(here, hostile, key, good_ts, beyond)
+            quarantine = assert_held(here, hostile, key, good_ts, beyond)
             assert_served(here, neighbour)
             restart(here, neighbour)
-            assert assert_held(here, hostile, key, good_ts, beyond) == held
+            assert assert_held(here, hostile, key, good_ts, beyond) == quarantine
             assert_served(here, neighbour)
             where = ("-c", "1", "-t", "2", "--url", here.url)
             with TiStreamProcess("store", "quarantine", "reject", f"{STORE}", *where, log=tmp_path / "cli.log") as cli:

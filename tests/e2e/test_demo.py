@@ -149,12 +149,12 @@ def test_on_a_terminal_rows_are_in_colour() -> None:
     env = environment() | {"TERM": "xterm-256color", "COLUMNS": "100"}
     with subprocess.Popen([*DEMO], stdout=follower, stderr=follower, env=env) as process:
         os.close(follower)
-        text, asked = b"", False
+        text, copied = b"", False
         while part := read_terminal(leader):
             text += part
-            if b"changes of" in text and not asked:  # the counter, after the rows and the lines to copy
+            if b"changes of" in text and not copied:  # the counter, after the rows and the lines to copy
                 process.send_signal(signal.SIGINT)  # once: at its very end nobody handles a second one
-                asked = True
+                copied = True
         os.close(leader)
         assert process.wait(WAIT_S) == 0
     assert re.search(rb"\x1b\[1;32m \+ ", text), "an insert in green"

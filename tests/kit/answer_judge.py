@@ -72,21 +72,21 @@ class _Judged:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        held: list[Message] = []
+        messages: list[Message] = []
 
         async def seen(message: Message) -> None:
             if message["type"] == "http.response.start" and not _is_json(message):
                 return await send(message)
-            if message["type"] != "http.response.start" and not held:
+            if message["type"] != "http.response.start" and not messages:
                 return await send(message)
-            held.append(message)
+            messages.append(message)
             if message["type"] == "http.response.start" or message.get("more_body"):
                 return None
-            route, body = scope.get("route"), b"".join(part.get("body", b"") for part in held[1:])
+            route, body = scope.get("route"), b"".join(part.get("body", b"") for part in messages[1:])
             if route is not None and getattr(route, "include_in_schema", False):
-                coding = dict(held[0]["headers"]).get(b"content-encoding", b"")
-                self._judge.look(route.operation_id or route.name, held[0]["status"], _DECODERS[coding](body))
-            for each in held:
+                coding = dict(messages[0]["headers"]).get(b"content-encoding", b"")
+                self._judge.look(route.operation_id or route.name, messages[0]["status"], _DECODERS[coding](body))
+            for each in messages:
                 await send(each)
 
         await self._app(scope, receive, seen)

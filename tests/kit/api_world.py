@@ -79,14 +79,14 @@ def api_world(
 ) -> Iterator[ApiWorld]:
     """A service over a SQLite catalog in `folder` and a registered tenant; its log is for the test to build."""
     catalog = new_catalog(folder)
-    kept = OpenFolder() if store is None else store
+    objects = OpenFolder() if store is None else store
     clock = ManualClock(tso.physical_ms(recording_end()) + 1000)
-    log = builder(catalog, kept, rows=committed_rows() if rows is None else rows).register()
-    services = Services.create(catalog, kept, clock)
+    log = builder(catalog, objects, rows=committed_rows() if rows is None else rows).register()
+    services = Services.create(catalog, objects, clock)
     app = create_app(services)
     judge = judged(app)
     with TestClient(app, raise_server_exceptions=False) as http:
-        yield ApiWorld(catalog, kept, clock, log, services, http, judge)
+        yield ApiWorld(catalog, objects, clock, log, services, http, judge)
     catalog.close()
     judge.check()
 

@@ -55,11 +55,11 @@ class ConsumerRun:
         self.hand_overs = self.fenced = 0
 
     def _stream(self) -> list[Change]:
-        found, ts = [], 0
+        changes, ts = [], 0
         for _ in range(25):
             ts += self.dice.randint(1, 3)
-            found += [(ts, n, self.dice.randrange(60)) for n in range(self.dice.randint(1, 3))]
-        return found
+            changes += [(ts, n, self.dice.randrange(60)) for n in range(self.dice.randint(1, 3))]
+        return changes
 
     def position(self, partition: Partition) -> int:
         """Where a holder starts to read."""
@@ -117,26 +117,26 @@ class ConsumerRun:
                 self.hand_overs += 1
         self.lease_ends[process.name] = self.now_ms + LEASE_MS
         process.session = self.group.members[process.name].session
-        held = self.group.held_by(process.name)
-        process.partition = held[0] if held else None
-        if held:
-            process.hand, process.upto = self._page(held[0])
+        partitions = self.group.held_by(process.name)
+        process.partition = partitions[0] if partitions else None
+        if partitions:
+            process.hand, process.upto = self._page(partitions[0])
 
     def _page(self, partition: Partition) -> tuple[tuple[Change, ...], int]:
         """Some changes and where they end: at the end of the stream when there are no more."""
         after = self.position(partition)
-        found = [change for change in self.stream if change[2] == partition.number and change[0] > after]
+        changes = [change for change in self.stream if change[2] == partition.number and change[0] > after]
         size = self.dice.randint(1, 5)
-        upto = found[size - 1][0] if size <= len(found) else self.stream[-1][0]
+        upto = changes[size - 1][0] if size <= len(changes) else self.stream[-1][0]
         self.delivered[partition.number] = max(self.delivered[partition.number], upto)
-        return tuple(change for change in found if change[0] <= upto), upto
+        return tuple(change for change in changes if change[0] <= upto), upto
 
     def acknowledge(self, process: Process) -> None:
         """Report what it has. The request may come a second time later."""
-        held = process.partition
-        if held is None:
+        partition = process.partition
+        if partition is None:
             return
-        event = Acknowledged(partition=held.number, epoch=held.epoch, ts=process.upto)
+        event = Acknowledged(partition=partition.number, epoch=partition.epoch, ts=process.upto)
         self.sent.append((event, process.hand))
         self.take(event, process.hand)
         process.partition = None

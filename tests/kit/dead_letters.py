@@ -22,9 +22,9 @@ ACCT = {"tables": "shop.acct"}
 def broken() -> tuple[pa.Table, set[tuple[str, int]]]:
     """The recording with two rows of shop.acct that cannot be decoded; (key in hex, commit ts) of these."""
     rows = committed_rows()
-    mine = {(e["key_hex"], int(e["commit_ts"])) for e in expected("ticdc-canal-json-tidb") if is_of_acct(e)}
+    of_acct = {(e["key_hex"], int(e["commit_ts"])) for e in expected("ticdc-canal-json-tidb") if is_of_acct(e)}
     places = list(zip((key.hex() for key in rows["key"].to_pylist()), rows["commit_ts"].to_pylist(), strict=True))
-    chosen = [n for n, place in enumerate(places) if place in mine and rows["value"][n].as_py()][100:102]
+    chosen = [n for n, place in enumerate(places) if place in of_acct and rows["value"][n].as_py()][100:102]
     for at in chosen:
         rows = with_broken_value(rows, at)
     return rows, {places[at] for at in chosen}
@@ -36,8 +36,8 @@ def is_of_acct(entry: dict[str, Any]) -> bool:
 
 def messages_but(bad: set[tuple[str, int]]) -> list[dict[str, Any]]:
     """TiCDC's messages of shop.acct without those of these changes."""
-    mine = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
-    return without_build_time(message_text(e["msg"]) for e in mine if (e["key_hex"], int(e["commit_ts"])) not in bad)
+    entries = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
+    return without_build_time(message_text(e["msg"]) for e in entries if (e["key_hex"], int(e["commit_ts"])) not in bad)
 
 
 def messages_in(folder: Path) -> list[dict[str, Any]]:
@@ -46,10 +46,10 @@ def messages_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def without_build_time(lines: Iterator[str]) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in lines]
-    for message in found:
+    messages = [json.loads(line) for line in lines]
+    for message in messages:
         del message["ts"]
-    return found
+    return messages
 
 
 def letters_in(folder: Path) -> dict[str, bytes]:
@@ -58,5 +58,5 @@ def letters_in(folder: Path) -> dict[str, bytes]:
 
 def places_of(letters: dict[str, bytes]) -> list[tuple[str, int]]:
     """What the letters of rows are about."""
-    found = [json.loads(data) for data in letters.values()]
-    return [(b64decode(letter["stored"]["key"]).hex(), int(letter["commit_ts"])) for letter in found]
+    letters_read = [json.loads(data) for data in letters.values()]
+    return [(b64decode(letter["stored"]["key"]).hex(), int(letter["commit_ts"])) for letter in letters_read]

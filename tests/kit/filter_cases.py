@@ -230,15 +230,15 @@ class Maker:
         rand = self.rand
         infos = tuple(column_info(SORTS[name].type, id_, name, id_ - 1) for id_, name in self.columns.items())
         runs = [TableRun(name=name, ddls=[Ddl(commit_ts=110, type=ADD_COLUMN, columns=infos)]) for name in NAMES]
-        held: dict[tuple[int, int], dict[int, bytes | None]] = {}
+        rows_then: dict[tuple[int, int], dict[int, bytes | None]] = {}
         for commit_ts in range(120, 120 + rand.randint(3, 40)):
             at, handle = rand.randint(0, 1), rand.randint(-1, 3)
-            old = held.pop((at, handle), None)
+            old = rows_then.pop((at, handle), None)
             value = None
             if old is None or rand.random() < 0.7:
                 keeps = {} if old is None else {id_: v for id_, v in old.items() if rand.random() < 0.6}
                 value = {id_: self._cell(name) for id_, name in self.columns.items()} | keeps
-                held[at, handle] = value
+                rows_then[at, handle] = value
             runs[at].writes.append(Write(handle=handle, commit_ts=commit_ts, value=value, old=old))
         run = ColumnRun(runs)
         if rand.random() < 0.25:

@@ -98,8 +98,8 @@ class LogBuilder:
 
     def seed(self, rows: pa.Table | None = None, *, ts: int | None = None, table_id: int = 0) -> LogBuilder:
         """Make a seed visible: by default that of all rows at the recording's start."""
-        held = captured_rows(Capture(RECORDING)) if rows is None else iter([rows])
-        push_seed(_Straight(self), self.store, self.start_ts if ts is None else ts, held, table_id=table_id)
+        tables = captured_rows(Capture(RECORDING)) if rows is None else iter([rows])
+        push_seed(_Straight(self), self.store, self.start_ts if ts is None else ts, tables, table_id=table_id)
         return self
 
     def cuts(self, count: int) -> list[int]:

@@ -217,7 +217,7 @@ def complaints(
 ) -> list[str]:
     """What is wrong with what the readers get while `key` is harmed; nothing when all is right."""
     hurt = [part for part in parts if part.object_key == key and part.is_hurt(good, bad)]
-    complaints_ = []
+    lines = []
     for wants in all_wants:
         needs = any(part.rows_of(wants) for part in hurt)
         may_ask = any(part.touches(wants) for part in hurt)
@@ -225,17 +225,17 @@ def complaints(
             answer = wants.reader.read(services)
         except CorruptObject as e:
             if not may_ask:
-                complaints_.append(f"{wants.reader} does not touch {key} and fails: {e}")
+                lines.append(f"{wants.reader} does not touch {key} and fails: {e}")
             elif e.facts.get("object") != key:
-                complaints_.append(f"{wants.reader} gets an error that does not name {key}: {e}")
+                lines.append(f"{wants.reader} gets an error that does not name {key}: {e}")
         except TiStreamError as e:  # the object is at fault, and no other code says so
-            complaints_.append(f"{wants.reader} gets {e!r} for the harm to {key}")
+            lines.append(f"{wants.reader} gets {e!r} for the harm to {key}")
         else:
             if answer != wants.answer:
-                complaints_.append(f"{wants.reader} gets other bytes")
+                lines.append(f"{wants.reader} gets other bytes")
             elif needs:
-                complaints_.append(f"{wants.reader} needs {key} and gets an answer from nowhere")
-    return complaints_
+                lines.append(f"{wants.reader} needs {key} and gets an answer from nowhere")
+    return lines
 
 
 def changed(services: Services, all_wants: Sequence[Wants]) -> list[str]:

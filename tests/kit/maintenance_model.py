@@ -145,10 +145,10 @@ class Model:
             return replace(ended, outcome="nothing to do")
         for group in groups:
             pieces = self.pieces[job.tenant, group.task_id]
-            gone = {p.object_key for p in group.pieces}
-            self.pieces[job.tenant, group.task_id] = [p for p in pieces if p.object_key not in gone]
-            times = max(self.rewritten[key][0] for key in gone) + 1
-            first = min(self.rewritten[key][1] for key in gone)
+            replaced = {p.object_key for p in group.pieces}
+            self.pieces[job.tenant, group.task_id] = [p for p in pieces if p.object_key not in replaced]
+            times = max(self.rewritten[key][0] for key in replaced) + 1
+            first = min(self.rewritten[key][1] for key in replaced)
             self._add(job.tenant, group.task_id, group.stored_bytes, (times, first), group.pieces[0])
         size = sum(group.stored_bytes for group in groups)
         self.read.append((self.now_ms, size))

@@ -108,13 +108,13 @@ def operated(folder: Path) -> Iterator[Operated]:
         app = create_app(world.services)
         judge = judged(app)
         with TestClient(app, raise_server_exceptions=False) as http:
-            operated_ = Operated(world, http, epoch, lives, sorted(tasks, key=lambda t: t.range.start))
-            _report(operated_)
-            _jobs(operated_)
+            deployment = Operated(world, http, epoch, lives, sorted(tasks, key=lambda t: t.range.start))
+            _report(deployment)
+            _jobs(deployment)
             drain_worker(catalog, "sorter-4", lives["sorter-4"], actor="ann")
-            operated_.silence("sorter-3")
-            with operated_.beating():
-                yield operated_
+            deployment.silence("sorter-3")
+            with deployment.beating():
+                yield deployment
         judge.check()
 
 
@@ -131,9 +131,9 @@ def _give(world: ApiWorld, epoch: int) -> None:
         assign_store(world.catalog, TENANT, store_id, worker_id=dispatcher, seen_epoch=0, leader_epoch=epoch)
 
 
-def _report(operated_: Operated) -> None:
+def _report(deployment: Operated) -> None:
     """What the workers say with their heartbeats."""
-    well, waits, unspoken, _ = operated_.tasks
+    well, waits, unspoken, _ = deployment.tasks
     wait = StuckReport(
         start_key=waits.range.start, end_key=waits.range.end, watermark=waits.durable_ts,
         region_id=12, version=7, store_id=3, file="1/88", reason="",
@@ -150,27 +150,27 @@ def _report(operated_: Operated) -> None:
         StoreReport(tenant=TENANT, store_id=n, incarnation=1, seq=88, bytes_per_s=8e5, files_per_s=1, silent_s=silent)
         for n, silent in ((1, 0.4), (3, SILENT_MS / 1000))
     ]
-    operated_.beat("sorter-1", WorkerReport(bytes_per_s=1.9e6, held_bytes=9 << 20, tasks=tuple(first)))
-    operated_.beat("sorter-2", WorkerReport(bytes_per_s=4e3, held_bytes=1 << 20, tasks=(second,)))
-    operated_.beat("dispatcher-1", WorkerReport(bytes_per_s=1.6e6, held_bytes=64 << 20, stores=tuple(stores)))
+    deployment.beat("sorter-1", WorkerReport(bytes_per_s=1.9e6, held_bytes=9 << 20, tasks=tuple(first)))
+    deployment.beat("sorter-2", WorkerReport(bytes_per_s=4e3, held_bytes=1 << 20, tasks=(second,)))
+    deployment.beat("dispatcher-1", WorkerReport(bytes_per_s=1.6e6, held_bytes=64 << 20, stores=tuple(stores)))
 
 
-def _jobs(operated_: Operated) -> None:
+def _jobs(deployment: Operated) -> None:
     """One maintenance job in each state."""
-    catalog, mib = operated_.world.catalog, 1 << 20
+    catalog, mib = deployment.world.catalog, 1 << 20
     merge = NewJob(
         tenant=TENANT, kind=JobKind.MERGE, reason="160 files of 4 tasks, 61.0 MiB: about 150 requests fewer",
         estimated_bytes=61 * mib, estimated_objects=160,
     )  # fmt: skip
     bases = NewJob(tenant=STOPPED, kind=JobKind.BASES, reason="9.0 MiB of log since the newest base")
-    held = NewJob(
+    seeds = NewJob(
         tenant=STOPPED, kind=JobKind.RETIRE_SEEDS, reason="table shop.orders needs the log of the last 11 min 40 s"
     )
     replay = NewJob(
         tenant=PAUSED, kind=JobKind.REPLAY, executor=JobExecutor.SPARK, offered=True, estimated_bytes=2048 * mib,
         reason="1 h 6 min behind, 2.0 GiB of batch files are unread: tistream replay -c 2 -t 8",
     )  # fmt: skip
-    enqueue(catalog, [merge, bases], leader_epoch=operated_.leader_epoch)
+    enqueue(catalog, [merge, bases], leader_epoch=deployment.leader_epoch)
     done, failed = (lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS]) for _ in range(2))
     invariant(done is not None and failed is not None, "both are taken")
     counts = JobCounts(
@@ -178,7 +178,7 @@ def _jobs(operated_: Operated) -> None:
     )
     finish(catalog, done, counts, outcome="committed")  # type: ignore[arg-type]
     fail(catalog, failed, code="TS-1020", error=HOSTILE, retryable=False)  # type: ignore[arg-type]
-    enqueue(catalog, [merge, held, replay], leader_epoch=operated_.leader_epoch)
+    enqueue(catalog, [merge, seeds, replay], leader_epoch=deployment.leader_epoch)
     running = lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS])
     invariant(running is not None, "it is taken")
     renew(catalog, running, done=3, total=7)  # type: ignore[arg-type]

@@ -209,9 +209,9 @@ class Consumer:
         table = self.tables[event["table"]]
         new, old = (None if (values := event[name]) is None else _row_of(table, values) for name in ("columns", "old"))
         if old is not None:
-            held = table.place(old).pop(table.key_of(old), None)
-            if held != old:
-                raise Misfit(f"{held} is there instead of the old row: {event}")
+            row = table.place(old).pop(table.key_of(old), None)
+            if row != old:
+                raise Misfit(f"{row} is there instead of the old row: {event}")
         if new is not None:
             place, key = table.place(new), table.key_of(new)
             if key in place:
@@ -262,13 +262,13 @@ class Consumer:
         table.lay_out()
 
     def _reorganize(self, table: ConsumedTable, match: re.Match[str]) -> None:
-        gone, bounds = set(_names(match[1])), dict[str, list[str]]()
+        names_left, bounds = set(_names(match[1])), dict[str, list[str]]()
         for name, values in table.bounds.items():
-            if name not in gone:
+            if name not in names_left:
                 bounds[name] = values
-            elif not gone <= set(bounds):
+            elif not names_left <= set(bounds):
                 bounds |= _bounds(match[2])
-                gone -= {name}
+                names_left -= {name}
         table.bounds = bounds
         table.lay_out()
 

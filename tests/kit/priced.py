@@ -73,11 +73,11 @@ class Till:
         """The price of the answer, or of its first `most` bytes, after which the client goes away."""
         with _memory() as memory:
             began = time.process_time()
-            taken = self._runner.run(_Exchange(request, most).run(self._app))
+            exchange = self._runner.run(_Exchange(request, most).run(self._app))
             cpu_s = time.process_time() - began
         return Price(
-            status=taken.status, size=taken.size, largest_piece=taken.largest, cpu_s=cpu_s, memory=memory[0],
-            head=bytes(taken.head),
+            status=exchange.status, size=exchange.size, largest_piece=exchange.largest, cpu_s=cpu_s, memory=memory[0],
+            head=bytes(exchange.head),
         )  # fmt: skip
 
 

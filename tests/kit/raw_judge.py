@@ -79,6 +79,6 @@ class RawJudge:
         """A row that was not marked once is not marked: its subscription has sent what was before it."""
         assert row["kind"] == RowKind.RAW
         place = row["commit_ts"], row["key"]
-        held = self._log.setdefault(place, row)
-        if not row["flags"] & FLAG_SCANNED or (held["flags"] & FLAG_SCANNED and row["start_ts"] < held["start_ts"]):
+        entry = self._log.setdefault(place, row)
+        if not row["flags"] & FLAG_SCANNED or (entry["flags"] & FLAG_SCANNED and row["start_ts"] < entry["start_ts"]):
             self._log[place] = row

@@ -60,9 +60,9 @@ class Service:
     parts: Parts
     http: TestClient
 
-    def messages(self, key: str, **asked: str) -> tuple[list[bytes], str]:
+    def messages(self, key: str, **params: str) -> tuple[list[bytes], str]:
         """(the messages of one page, the cursor behind it)."""
-        answer = self.http.get(CHANGES, params={**MESSAGES, **asked}, headers={"Authorization": f"Bearer {key}"})
+        answer = self.http.get(CHANGES, params={**MESSAGES, **params}, headers={"Authorization": f"Bearer {key}"})
         assert answer.status_code == 200, answer.text
         return answer.content.splitlines(), answer.headers["TiStream-Next-Cursor"]
 
@@ -92,7 +92,7 @@ def make(version: str, wheels: Iterable[Path]) -> None:
         bucket.mkdir()
         with service(url, bucket) as left:
             _fill(left.parts)
-            held = _hold(left)
+            facts = _hold(left)
             description = left.http.app.openapi()  # type: ignore[attr-defined]
         catalog = Catalog(url)
         _write(out / "catalog.json.zst", kept_catalog(catalog))
@@ -101,7 +101,7 @@ def make(version: str, wheels: Iterable[Path]) -> None:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(bucket, ".")
         (out / "bucket.tar.zst").write_bytes(zstandard.compress(packed.getvalue(), 19))
-    (out / "held.json").write_text(json.dumps(held, indent=1) + "\n", "utf-8")
+    (out / "held.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     _write(out / "openapi.json.zst", description)
     for wheel in wheels:
         shutil.copy(wheel, out)
@@ -149,15 +149,15 @@ def _hold(left: Service) -> dict[str, Any]:
 
 def kept_catalog(catalog: Catalog) -> dict[str, Any]:
     """Revision, columns and rows of all tables."""
-    kept: dict[str, Any] = {"revision": catalog.revision(), "tables": {}}
+    contents: dict[str, Any] = {"revision": catalog.revision(), "tables": {}}
     for table in reflected(catalog):
         with catalog.reading() as conn:
             rows = [dict(row) for row in conn.execute(sa.select(table)).mappings()]
-        kept["tables"][table.name] = {
+        contents["tables"][table.name] = {
             "columns": [column.name for column in table.columns],
             "rows": [{name: _as_json(value) for name, value in row.items()} for row in rows],
         }
-    return kept
+    return contents
 
 
 def reflected(catalog: Catalog) -> list[sa.Table]:
@@ -170,14 +170,14 @@ def reflected(catalog: Catalog) -> list[sa.Table]:
 
 def restore(version: str, catalog_url: str, bucket: Path) -> None:
     """The release's tables in an empty database, of the release's revision, and its objects in a folder."""
-    kept = read(version, "catalog.json.zst")
+    contents = read(version, "catalog.json.zst")
     catalog = Catalog(catalog_url)
-    catalog.migrate(kept["revision"])
+    catalog.migrate(contents["revision"])
     tables = {table.name: table for table in reflected(catalog)}
     columns = {name: sorted(table.columns.keys()) for name, table in tables.items()}
-    assert columns == {name: sorted(was["columns"]) for name, was in kept["tables"].items()}, "a released migration"
+    assert columns == {name: sorted(was["columns"]) for name, was in contents["tables"].items()}, "a released migration"
     with catalog.transaction() as conn:
-        for name, was in kept["tables"].items():
+        for name, was in contents["tables"].items():
             conn.execute(tables[name].delete())
             for row in was["rows"]:
                 conn.execute(tables[name].insert(), {column: _from_json(value) for column, value in row.items()})

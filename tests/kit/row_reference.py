@@ -42,26 +42,26 @@ def decode_row(layout: RowLayout, key: bytes, value: bytes | None) -> list[Any]:
     cells, sums = _read_v2(value, key) if value[0] == 0x80 else (_read_v1(value, specs), set())
     wanted_handles = [id_ for id_ in layout.common_handle if id_ in specs and cells.get(id_) is None]
     handles = _read_key(layout, key, specs) if wanted_handles else {}
-    row, held = [], dict(cells)
+    row, all_cells = [], dict(cells)
     for column in layout.columns:
         if cells.get(column.id) is not None:
             row.append(read_cell(column, cells[column.id]))
         elif column.id == layout.int_handle:
             need(len(key) == 19 and key[:1] == b"t" and key[9:11] == b"_r", "not an integer handle")
             (unsigned,) = struct.unpack(">Q", key[11:])
-            held[column.id] = (unsigned ^ 2**63).to_bytes(8, "little")
-            row.append(read_cell(column, held[column.id]))
+            all_cells[column.id] = (unsigned ^ 2**63).to_bytes(8, "little")
+            row.append(read_cell(column, all_cells[column.id]))
         elif column.id in layout.common_handle:
             need(column.id in handles, "key too short")
-            held[column.id] = handles[column.id]
+            all_cells[column.id] = handles[column.id]
             row.append(read_cell(column, handles[column.id]))
         else:
             row.append(None if column.id in cells else default_of(column))
-    covered = {id_ for id_, raw in held.items() if raw is not None} | {*layout.common_handle}
+    covered = {id_ for id_, raw in all_cells.items() if raw is not None} | {*layout.common_handle}
     if layout.int_handle is not None:
         covered.add(layout.int_handle)
     if sums and covered <= specs.keys():
-        need(_fits(layout.columns, held, sums), "column checksum")
+        need(_fits(layout.columns, all_cells, sums), "column checksum")
     return row
 
 

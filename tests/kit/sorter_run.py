@@ -219,8 +219,8 @@ class SorterRun:
             stats = core.stats()
             last = max((t.commit_ts for t in self.world.txns if t.key in self.ranges[task]), default=START_TS)
             assert core.durable_ts >= last, f"stuck at {core.durable_ts}: {[str(s) for s in core.explain()]}"
-            held = (stats.open_prewrites, stats.waiting_commits, stats.ready_rows)
-            assert held == (0, 0, 0), f"left behind: {stats}"
+            waiting = (stats.open_prewrites, stats.waiting_commits, stats.ready_rows)
+            assert waiting == (0, 0, 0), f"left behind: {stats}"
 
     def random_step(self, rand: random.Random) -> None:
         """One step of any kind, the common ones more often."""

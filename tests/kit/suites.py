@@ -85,8 +85,8 @@ class Suites:
             items[:] = [item for item in items if item.nodeid not in others]
         first: dict[str, int] = {}
         for item in items:
-            kept = scope(item.nodeid)
-            first[kept] = min(first.get(kept, len(_RANK)), _RANK.get(path_of(item.nodeid), len(_RANK)))
+            group = scope(item.nodeid)
+            first[group] = min(first.get(group, len(_RANK)), _RANK.get(path_of(item.nodeid), len(_RANK)))
         items.sort(key=lambda item: first[scope(item.nodeid)])
 
     @pytest.hookimpl(optionalhook=True)

@@ -147,8 +147,8 @@ class Upstream(grpc.ServerInterceptor):  # type: ignore[misc]  # untyped base
                 self._faults.pop(method, None)
             else:
                 self._faults[method] = fault
-            held, self._held = self._held, []
-        for context in held:
+            waiting, self._held = self._held, []
+        for context in waiting:
             context.cancel()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:

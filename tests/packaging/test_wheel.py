@@ -114,10 +114,10 @@ def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
 
 def test_each_holds_its_packages_with_their_data_and_nothing_else(wheels: Wheels) -> None:
     assert set(wheels) == {"tistream", "tistream-server"}
-    held = {name: contents(wheel) for name, wheel in wheels.items()}
-    assert held["tistream"] == files_of("tistream") | {"pyspark_tistream.py"}
+    files_in = {name: contents(wheel) for name, wheel in wheels.items()}
+    assert files_in["tistream"] == files_of("tistream") | {"pyspark_tistream.py"}
     judges = files_of("simulator/dst") | files_of("simulator/chaos")
-    assert held["tistream-server"] == files_of(*SERVICES) - judges
+    assert files_in["tistream-server"] == files_of(*SERVICES) - judges
     assert len(judges) > 50
     for needed in (
         *(f"{package}/py.typed" for package in SERVICES),
@@ -128,13 +128,13 @@ def test_each_holds_its_packages_with_their_data_and_nothing_else(wheels: Wheels
         "apiserver/console/static/vendor/htmx-4.0.1/htmx.min.js",
         "apiserver/console/static/vendor/htmx-4.0.1/LICENSE",
     ):
-        assert needed in held["tistream-server"]
+        assert needed in files_in["tistream-server"]
     for needed in (
         "tistream/py.typed",
         "tistream/catalog/database/migrations/env.py",
         "tistream/catalog/database/migrations/versions/v0001_catalog.py",
     ):
-        assert needed in held["tistream"]
+        assert needed in files_in["tistream"]
 
 
 def contents(archive: Path) -> set[str]:
@@ -302,9 +302,9 @@ def test_every_module_can_be_imported_with_the_extra_that_it_belongs_to(
         name for name in missing_in(environment("server"), tmp_path) if not name.startswith(tuple(BEYOND_SERVER))
     ] == []
     for extra in sorted(set(BEYOND_SERVER.values())):
-        kept = tuple(prefix for prefix, brought in BEYOND_SERVER.items() if brought == extra)
+        extra_prefixes = tuple(prefix for prefix, brought in BEYOND_SERVER.items() if brought == extra)
         left = missing_in(environment("server", extra), tmp_path)
-        assert [name for name in left if name.startswith(kept)] == []
+        assert [name for name in left if name.startswith(extra_prefixes)] == []
     asked_for = {"pandas", "duckdb"}  # forms of results of the client, which names the one that is missing
     imported = answer_of(environment("server"), IMPORTED, tmp_path)
     own = {name: paths for name, paths in imported.items() if name.startswith("simulator.")}

@@ -187,14 +187,14 @@ def wrong(seed: int) -> str:
         check(stores)
         for _ in range(3 * len(keys)):
             client.step()
-    held = [key for key in keys if cluster.lock(key) is not None]
+    locked = [key for key in keys if cluster.lock(key) is not None]
     ended = {key: [v.commit_ts for v in cluster.versions(key)] for key in keys}
     allowed = {client.commit_ts} if client.commit_ts else {0, max(client.min_commit_ts.values())}
     if client.is_plain:
         allowed = {0, START + 50}
     outcomes = {versions[0] if versions else 0 for versions in ended.values()}
-    if held or len(outcomes) > 1 or not outcomes <= allowed or any(len(each) > 1 for each in ended.values()):
-        return f"{ended}, {held} are locked, the client has told {client.commit_ts}"
+    if locked or len(outcomes) > 1 or not outcomes <= allowed or any(len(each) > 1 for each in ended.values()):
+        return f"{ended}, {locked} are locked, the client has told {client.commit_ts}"
     return ""
 
 

@@ -254,11 +254,11 @@ def test_any_length_of_a_footer(name: str, length: int) -> None:
 def test_any_value_of_a_footer(name: str, which: int, column: str, value: int) -> None:
     kind = KINDS[name]
     table = pa.ipc.open_stream(kind.footer()).read_all()
-    rows, kept = table.to_pylist(), FOOTER.field(column).type
-    bits = {pa.uint32(): 32, pa.int64(): 63, pa.uint64(): 64}.get(kept)
-    lies: Any = value % (1 << bits) if bits else b"x" * (value % 5000) if pa.types.is_binary(kept) else None
+    rows, type_ = table.to_pylist(), FOOTER.field(column).type
+    bits = {pa.uint32(): 32, pa.int64(): 63, pa.uint64(): 64}.get(type_)
+    lies: Any = value % (1 << bits) if bits else b"x" * (value % 5000) if pa.types.is_binary(type_) else None
     if lies is None:
-        lies = bool(value % 2) if pa.types.is_boolean(kept) else "x" * (value % 5000)
+        lies = bool(value % 2) if pa.types.is_boolean(type_) else "x" * (value % 5000)
     rows[which % len(rows)][column] = lies
     footer = write_batch(pa.RecordBatch.from_pylist(rows, schema=table.schema)).to_pybytes()
     tried(kind, closed(kind.data[len(MAGIC) : -16 - len(kind.footer())], footer))

@@ -96,16 +96,16 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(tasks=st.sets(st.sampled_from([1, 2]), min_size=1))
     def flush(self, tasks: set[int]) -> None:
         key, advances = f"committed/{self.next()}", []
-        held = []
+        rows = []
         for no, task in enumerate(sorted(tasks)):
             seen = self.durable_ts[task]
             segment_row = segment(no, START + seen + 1, START + seen + 10)
             advances.append(advance(task, START + seen, START + seen + 10, segment_row))
             self.durable_ts[task] = seen + 10
-            held.append((task, self.numbers))
-        self.bucket[key] = held
+            rows.append((task, self.numbers))
+        self.bucket[key] = rows
         assert flush(self.catalog, key, *advances) == tasks
-        self.written += held
+        self.written += rows
 
     @rule(task=st.sampled_from([1, 2]), first=st.integers(0, 3), count=st.integers(1, 4))
     def plan_and_write(self, task: int, first: int, count: int) -> None:

@@ -125,35 +125,35 @@ class Upstream:
         definitions = [Definition(**times, db_id=at[0], table_id=at[1], info=value) for at, value in places if at]
         return Step(**times, jobs=(parse_job(said, **times),), definitions=tuple(definitions))
 
-    def shown(self, kept: TableFilter) -> set[tuple[str, str]]:
+    def shown(self, table_filter: TableFilter) -> set[tuple[str, str]]:
         """The tables of which the pusher sends rows."""
         sent = [
             (folded(self.schema.databases[db]), folded(i["name"]["O"]))
             for db, i in self.schema.tables.values()
-            if any(is_sent(kept, physical_id) for physical_id in readable(i))
+            if any(is_sent(table_filter, physical_id) for physical_id in readable(i))
         ]
         return set(sent)
 
 
-def is_sent(kept: TableFilter, physical_id: int) -> bool:
-    return any(record_key(physical_id, 1) in part for part in kept.wanted)
+def is_sent(table_filter: TableFilter, physical_id: int) -> bool:
+    return any(record_key(physical_id, 1) in part for part in table_filter.wanted)
 
 
 def wrong(seed: int, jobs: int = 25) -> str:
     """What is not as it must be, after one of the jobs; empty when all is."""
     upstream = Upstream(seed)
-    served, kept = begun(upstream.snapshot, upstream.names())
+    served, table_filter = begun(upstream.snapshot, upstream.names())
     consumer = Consumer(known=shown(served, START))
     seeds = [seed_at(START)]
     for _ in range(jobs):
         try:
             for event in served.follow(list(upstream.job()), upstream.ts):
                 consumer.apply(event)
-            if not consumer.known == shown(served, upstream.ts) == upstream.shown(kept):
-                return f"{consumer.known} {shown(served, upstream.ts)} {upstream.shown(kept)}"
+            if not consumer.known == shown(served, upstream.ts) == upstream.shown(table_filter):
+                return f"{consumer.known} {shown(served, upstream.ts)} {upstream.shown(table_filter)}"
             served = History.load(served.dump()) if upstream.rand.random() < 0.2 else served.copy()
             for table in served.snapshot(upstream.ts).tables.values():
-                expected = all(is_sent(kept, i) for i in table.physical_ids)
+                expected = all(is_sent(table_filter, i) for i in table.physical_ids)
                 if is_readable(served, table, upstream.ts, seeds) != expected:
                     return f"{table.name} can be read: {not expected}"
         except (TiStreamError, AssertionError, KeyError) as error:
@@ -241,11 +241,11 @@ def jobs_of(type_: int, ts: int) -> Iterator[Step]:
     """Jobs of a type over every table."""
     match type_:
         case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET | Action.RECOVER_SCHEMA:
-            gone = {"id": GONE, "db_name": name("Gone"), "state": 5}
+            db = {"id": GONE, "db_name": name("Gone"), "state": 5}
             t = info(50, "Within")
-            yield step(ts, type_, 0, [(GONE, 0, gone)], schema_id=GONE, binlog={"DBInfo": gone})
+            yield step(ts, type_, 0, [(GONE, 0, db)], schema_id=GONE, binlog={"DBInfo": db})
             if type_ == Action.RECOVER_SCHEMA:
-                yield step(ts, type_, 0, [(GONE, 0, gone), (GONE, 50, t)], schema_id=GONE, binlog={"DBInfo": gone})
+                yield step(ts, type_, 0, [(GONE, 0, db), (GONE, 50, t)], schema_id=GONE, binlog={"DBInfo": db})
         case Action.DROP_SCHEMA:
             yield step(ts, type_, 0, [(SHOP, 0, None)], binlog={"DBInfo": {"id": SHOP, "db_name": name("Shop")}})
         case Action.RENAME_TABLES:
@@ -317,7 +317,7 @@ def unsound(type_: int) -> str:
     """What is wrong after a job of this type, whatever is followed; empty when nothing is."""
     for names in FILTERS:
         for job_step in jobs_of(type_, 200):
-            served, kept = begun(start(), names)
+            served, table_filter = begun(start(), names)
             consumer = Consumer(known=shown(served, START))
             try:
                 for event in served.follow([job_step], 300):
@@ -327,17 +327,17 @@ def unsound(type_: int) -> str:
             silent = type_ in (*SILENT, Action.CREATE_SEQUENCE, Action.DROP_SEQUENCE)
             if consumer.known != shown(served, 300) and not silent:
                 return f"{names} {type_} {consumer.known} {shown(served, 300)}"
-            if (said := misread(served, kept, type_)) != "":
+            if (said := misread(served, table_filter, type_)) != "":
                 return f"{names} {type_} {said}"
     return ""
 
 
-def misread(served: History, kept: TableFilter, type_: int) -> str:
+def misread(served: History, table_filter: TableFilter, type_: int) -> str:
     """A table that can be read and must not, or the other way round; empty when there is none."""
     for as_of in (150, 300):
         past_feed = type_ == Action.FLASHBACK_CLUSTER and as_of == 300
         for table in served.snapshot(as_of).tables.values():
-            sent = all(is_sent(kept, i) for i in table.physical_ids)
+            sent = all(is_sent(table_filter, i) for i in table.physical_ids)
             later, first = seed_at(250, table.id), seed_at(START)
             for seeds in ([], [first], [later, first]):
                 seeded = first in seeds and not past_feed

@@ -187,10 +187,10 @@ class TestNobodyThere:
         waiting.append(job_row(4, NewJob(tenant=Tenant(1, 3), kind=JobKind.MERGE), old))
         assert decide([], Known(now_ms=NOW, open=waiting), USUAL).withdraw == (1,)
         assert decide([], Known(now_ms=NOW, open=waiting, spark=True), USUAL).withdraw == ()
-        gone = replace(waiting[0], state=JobState.CANCELLED, ended_ms=NOW)
+        withdrawn = replace(waiting[0], state=JobState.CANCELLED, ended_ms=NOW)
         need = TenantNeed(tenant=T, tail_bytes=10 * MIB)
-        assert job_or_none(need, gone) is None, "it rests"
-        again = one(need, replace(gone, ended_ms=NOW - USUAL.hold_off_ms))
+        assert job_or_none(need, withdrawn) is None, "it rests"
+        again = one(need, replace(withdrawn, ended_ms=NOW - USUAL.hold_off_ms))
         assert again.executor is JobExecutor.THREADS
 
 

@@ -33,8 +33,8 @@ def test_a_secret_is_never_shown_however_its_name_is_written(name: str, before: 
         shown = masked_uri(f"s3://b/p{before}{name}={value}&region=x")
         assert SECRET not in shown
         assert shown.endswith("&region=x")
-        kept = [pair for pair in parse_qsl(urlsplit(f"s3://b/p{before}").query, keep_blank_values=True) if pair[0]]
-        assert set(kept) <= set(parse_qsl(urlsplit(shown).query, keep_blank_values=True))
+        pairs = [pair for pair in parse_qsl(urlsplit(f"s3://b/p{before}").query, keep_blank_values=True) if pair[0]]
+        assert set(pairs) <= set(parse_qsl(urlsplit(shown).query, keep_blank_values=True))
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,9 @@ def _split(self: RawWrites, region_id: int, keys: Sequence[bytes], new_ids: Sequ
 
 
 def _merge(self: RawWrites, source_id: int, target_id: int) -> object:
-    kept = self._max_ts.get(target_id, 0)
+    max_ts = self._max_ts.get(target_id, 0)
     merged = _true_merge(self, source_id, target_id)
-    self._max_ts[target_id] = kept
+    self._max_ts[target_id] = max_ts
     return merged
 
 

@@ -144,8 +144,8 @@ def tables(draw: st.DrawFn) -> tuple[RowLayout, list[bytes], list[bytes | None]]
             cells = {spec.id: None if spec.id in nulls else enc.cell(spec, values[spec.id]) for spec in present}
             version = draw(st.sampled_from([0, 1, 2])) if shape == "v2 sum" else None
             in_key = ids[: {"hidden": 0, "int": 1, "common": 2}[handle]]
-            held = {spec.id: enc.cell(spec, values[spec.id]) for spec in specs if spec.id in in_key} | cells
-            sums = draw(column_sums(ref.column_sum(specs, held)))
+            all_cells = {spec.id: enc.cell(spec, values[spec.id]) for spec in specs if spec.id in in_key} | cells
+            sums = draw(column_sums(ref.column_sum(specs, all_cells)))
             extra, large_row = draw(st.booleans()), draw(st.booleans())
             rows.append(encode_v2(cells, version, keys[-1], extra=extra, large=large_row, sums=sums))
     return layout, keys, rows

@@ -98,8 +98,8 @@ class World:
             ((first),) = table.ddls
             comes = self.rand.randint(121, 140)
             added = Ddl(commit_ts=comes, type=ADD_COLUMN, columns=(*first.columns, info))
-            gone = Ddl(commit_ts=comes + self.rand.randint(1, 10), type=DROP_COLUMN, columns=first.columns)
-            table.ddls = [first, added, *([gone] if self.rand.random() < 0.5 else [])]
+            dropping = Ddl(commit_ts=comes + self.rand.randint(1, 10), type=DROP_COLUMN, columns=first.columns)
+            table.ddls = [first, added, *([dropping] if self.rand.random() < 0.5 else [])]
         extended = ColumnRun(tables)
         extended.rows = run.rows
         return extended

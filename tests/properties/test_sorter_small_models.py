@@ -147,8 +147,8 @@ class PrewriteMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from([b"a", b"b"]), value=st.sampled_from([b"v", b"w", None]))
     def prewrite(self, key: bytes, value: bytes | None) -> None:
         """Of a new transaction, or again of the one that holds the key's lock: its newest content counts."""
-        held = next((txn for txn in self.locks if txn[0] == key), None)
-        txn = held or (key, self.begun.pop(0) if self.begun else self._next_ts())
+        lock = next((txn for txn in self.locks if txn[0] == key), None)
+        txn = lock or (key, self.begun.pop(0) if self.begun else self._next_ts())
         op = int(Op.DELETE if value is None else Op.PUT)
         self.locks[txn] = (op, value)
         self._say(RowKind.PREWRITE, *txn, op=op, value=value)
@@ -225,20 +225,20 @@ class PrewriteMachine(RuleBasedStateMachine):
         assert set(ready) | waiting == set(self.due)
         assert ready == {v: row for v, row in self.due.items() if v in ready}
         assert all(commit_ts > w for _, commit_ts in waiting)
-        held = {(r["key"], r["start_ts"]): (r["op"], r["value"]) for r in open_}
+        open_rows = {(r["key"], r["start_ts"]): (r["op"], r["value"]) for r in open_}
         committing = {(key, self.due[key, commit_ts][0]) for key, commit_ts in waiting}
-        assert set(self.locks) | committing <= set(held) <= set(self.locks) | committing | set(self.buried)
-        assert {txn: held[txn] for txn in self.locks} == self.locks
+        assert set(self.locks) | committing <= set(open_rows) <= set(self.locks) | committing | set(self.buried)
+        assert {txn: open_rows[txn] for txn in self.locks} == self.locks
 
     @rule()
     def flush(self) -> None:
         w = self.map.watermark()
         if w is None or w <= self.durable_ts:
             return
-        taken = self.ready.take(w).table().to_pylist()
-        flushed = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in taken}
+        rows = self.ready.take(w).table().to_pylist()
+        flushed = {(r["key"], r["commit_ts"]): (r["start_ts"], r["op"], r["value"]) for r in rows}
         assert flushed == {v: row for v, row in self.due.items() if v[1] <= w}
-        assert [(r["commit_ts"], r["key"]) for r in taken] == sorted((commit_ts, key) for key, commit_ts in flushed)
+        assert [(r["commit_ts"], r["key"]) for r in rows] == sorted((commit_ts, key) for key, commit_ts in flushed)
         self.durable_ts = w
         self.ready.flushed(w)
         self.due = {v: row for v, row in self.due.items() if v[1] > w}

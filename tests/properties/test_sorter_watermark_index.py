@@ -30,9 +30,9 @@ def refs_of(keys: list[bytes]) -> RowRefs:
 @given(st.sets(KEYS), st.lists(KEYS))
 def test_keys_stand_between_bounds(inner: set[bytes], keys: list[bytes]) -> None:
     bounds = sorted(inner | {b""})
-    made = Bounds(pa.array(bounds, pa.binary()))
-    assert made.slots_of(refs_of(keys)).tolist() == [bisect_right(bounds, key) - 1 for key in keys]
-    at, there = made.find(pa.array(keys, pa.binary()))
+    index = Bounds(pa.array(bounds, pa.binary()))
+    assert index.slots_of(refs_of(keys)).tolist() == [bisect_right(bounds, key) - 1 for key in keys]
+    at, there = index.find(pa.array(keys, pa.binary()))
     assert at.tolist() == [bisect_left(bounds, key) for key in keys]
     assert there.tolist() == [key in inner or key == b"" for key in keys]
 
@@ -57,12 +57,12 @@ SAID = st.tuples(
     st.booleans(),
 )
 def test_rows_are_reached_when_w_comes_above_them(
-    held: list[tuple[bytes, int]],
+    versions: list[tuple[bytes, int]],
     steps: list[tuple[tuple[list[bytes], list[int]], set[int]]],
     strictly: bool,
     through: bool,
 ) -> None:
-    keys, ts = [key for key, _ in held], np.array([t for _, t in held], np.uint64)
+    keys, ts = [key for key, _ in versions], np.array([t for _, t in versions], np.uint64)
     run = Run(refs_of(keys), {"ts": ts})
     of = np.arange(len(ts), dtype=np.uint32)[::-1].copy() if through else None
     thresholds = Thresholds(ts[of].copy() if of is not None else ts, int(ts.min()), of)

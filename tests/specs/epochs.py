@@ -107,9 +107,9 @@ class Epochs(Spec):
     def violations(self, state: Any) -> list[str]:
         """What is visible, compared with what was read."""
         bucket = dict(state.bucket)
-        gone = [key for key in (*state.shown, *state.saved[2]) if key not in bucket]
-        if gone:
-            return [f"the objects {gone} are visible and not there"]
+        lost = [key for key in (*state.shown, *state.saved[2]) if key not in bucket]
+        if lost:
+            return [f"the objects {lost} are visible and not there"]
         broken = ["a former owner has moved the task"] if state.usurped else []
         log = sorted(change for key in state.shown for change in bucket[key])
         if log != list(range(1, state.durable + 1)):
@@ -143,9 +143,9 @@ class Epochs(Spec):
     def _loaded(self, state: World, epoch: int) -> Owner:
         """A new owner, or one that begins anew: it may use a key again for which an earlier request is on its way."""
         number, position, keys = state.saved
-        kept = tuple((key, changes) for key, changes in state.bucket if key in keys)
-        held = tuple(sorted({change for _, changes in kept for change in changes if change > state.durable}))
-        return Owner(epoch, position, held, state.durable, (), number, kept, (IDLE,), number)
+        files = tuple((key, changes) for key, changes in state.bucket if key in keys)
+        pending = tuple(sorted({change for _, changes in files for change in changes if change > state.durable}))
+        return Owner(epoch, position, pending, state.durable, (), number, files, (IDLE,), number)
 
     def _owner(self, state: World, n: int, owner: Owner) -> Iterator[tuple[str, World]]:
         def to(owner: Owner | tuple[()], **others: Any) -> World:
@@ -176,11 +176,11 @@ class Epochs(Spec):
         label = "reads what became of its transaction"
         if stage == FLUSHING and state.epoch == owner.epoch and state.durable in owner.attempted:
             later = tuple(end for end in owner.attempted if end > state.durable)
-            held = tuple(change for change in owner.held if change > state.durable)
-            yield f"{label}: durable", to(idle._replace(durable=state.durable, held=held, attempted=later))
+            pending = tuple(change for change in owner.held if change > state.durable)
+            yield f"{label}: durable", to(idle._replace(durable=state.durable, held=pending, attempted=later))
         elif stage == SAVING and state.epoch == owner.epoch and key in state.saved[2]:
-            seen_n, kept = self._after_save(owner, key, facts)
-            yield f"{label}: saved", to(idle._replace(seen_n=seen_n, kept=kept))
+            seen_n, files = self._after_save(owner, key, facts)
+            yield f"{label}: saved", to(idle._replace(seen_n=seen_n, kept=files))
         elif state.epoch == owner.epoch and state.durable == owner.durable:
             bucket = state.bucket
             if "own_files_stay" not in self.rules:
@@ -203,9 +203,9 @@ class Epochs(Spec):
                 flushing = flushing._replace(held=tuple(change for change in owner.held if change > end))
             yield f"flushes {rows}", to(flushing, puts=tuple(sorted((*state.puts, (key, rows)))))
         if owner.position > 0:
-            kept = tuple(one for one in owner.kept if set(one[1]) & set(owner.held))
-            new = tuple(sorted(set(owner.held).difference(*(changes for _, changes in kept))))
-            keys = tuple(one[0] for one in kept)
+            files = tuple(one for one in owner.kept if set(one[1]) & set(owner.held))
+            new = tuple(sorted(set(owner.held).difference(*(changes for _, changes in files))))
+            keys = tuple(one[0] for one in files)
             saving = owner._replace(doing=(STORING, owner.seen_n, owner.position, keys, new))
             yield f"saves {new} at file {owner.position}", to(saving, puts=tuple(sorted((*state.puts, (key, new)))))
 

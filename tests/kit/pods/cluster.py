@@ -126,8 +126,8 @@ class Cluster:
         with self._lock:
             self._scaled[controller] = replicas
             (manifest,) = (each for each in self.of_kind(*_CONTROLLERS) if each["metadata"]["name"] == controller)
-            kept = self._names(manifest)
-            ended = [pod for pod in self.pods.values() if pod.controller == controller and pod.name not in kept]
+            before = self._names(manifest)
+            ended = [pod for pod in self.pods.values() if pod.controller == controller and pod.name not in before]
         for pod in ended:
             self.delete(pod.name)
         self.apply()

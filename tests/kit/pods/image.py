@@ -273,9 +273,9 @@ def _link_or_copy(source: str, target: str) -> None:
 def _seed_kernels(image: Image) -> None:
     from tistream.codec import kernel_cache
 
-    kept = kernel_cache.folder()
-    if (name := image.env.get("NUMBA_CACHE_DIR")) and kept.is_dir():
-        shutil.copytree(kept, to := _inside(image.root, name), dirs_exist_ok=True)
+    cache = kernel_cache.folder()
+    if (name := image.env.get("NUMBA_CACHE_DIR")) and cache.is_dir():
+        shutil.copytree(cache, to := _inside(image.root, name), dirs_exist_ok=True)
         for path in to.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
 

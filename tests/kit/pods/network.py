@@ -41,8 +41,8 @@ class Network:
     def __init__(self) -> None:
         self._id = f"{os.getpid() % 100_000:05d}"
         self._bridge = f"tsb{self._id}"
-        taken = subprocess.run(["ip", "-4", "-brief", "address"], capture_output=True, text=True, check=True).stdout
-        free = next(n for n in range(256) if f" 10.231.{n}." not in taken)
+        addresses = subprocess.run(["ip", "-4", "-brief", "address"], capture_output=True, text=True, check=True).stdout
+        free = next(n for n in range(256) if f" 10.231.{n}." not in addresses)
         self._pods, self._services = f"10.231.{free}", f"10.232.{free}"
         self.node = f"{self._pods}.1"
         self._namespaces: dict[str, tuple[str, str]] = {}  # pod -> namespace, address

@@ -87,16 +87,16 @@ def prometheus(cluster: Cluster, folder: Path, *, for_s: float) -> Iterator[Prom
     program = shutil.which("prometheus")
     assert program, "prometheus is missing: tools/debian.sh installs it"
     folder.mkdir()
-    prometheus_ = Prometheus(cluster, folder, for_s)
-    prometheus_.configure()
+    server = Prometheus(cluster, folder, for_s)
+    server.configure()
     with (folder / "log").open("wb") as out:
         command = [program, "--config.file=prometheus.yml", f"--storage.tsdb.path={folder / 'data'}"]
-        command += [f"--web.listen-address={prometheus_.address.removeprefix('http://')}"]
+        command += [f"--web.listen-address={server.address.removeprefix('http://')}"]
         where = ["ip", "netns", "exec", cluster.network.namespace("prometheus")]
         process = subprocess.Popen([*where, *command], cwd=folder, stdout=out, stderr=out)
         try:
-            eventually(prometheus_._answers, lambda: (folder / "log").read_text("utf-8")[-3000:])
-            yield prometheus_
+            eventually(server._answers, lambda: (folder / "log").read_text("utf-8")[-3000:])
+            yield server
         finally:
             process.terminate()
             process.wait(30)
