@@ -51,7 +51,7 @@ def _file(
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """The rows and regions of a file with the subscriptions in this order."""
     bounds = np.array([0, *_cuts(REGION_COUNT), ROWS])
-    taken = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in order])
+    order_rows = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in order])
     counts = (bounds[1:] - bounds[:-1])[order]
     regions = batch_of(
         REGIONS,
@@ -62,7 +62,7 @@ def _file(
         row_offset=np.cumsum(counts) - counts,
         row_count=counts,
     )
-    return rows.take(pa.array(taken)), regions
+    return rows.take(pa.array(order_rows)), regions
 
 
 def _ratio(name: str, rows: pa.RecordBatch, regions: pa.RecordBatch, tasks: list[KeyRange], *, target: float) -> Result:

@@ -68,14 +68,14 @@ def table(n: int) -> Table:
 
 def drop(n: int) -> Step:
     """DROP TABLE of the n-th table."""
-    gone = table(n)
+    dropped = table(n)
     job = Job(
         id=1,
         type=4,
         state=4,
-        schema_id=gone.db_id,
-        table_id=gone.id,
-        schema_name=gone.db,
+        schema_id=dropped.db_id,
+        table_id=dropped.id,
+        schema_name=dropped.db,
         query="DROP TABLE t",
         start_ts=START + 1,
         commit_ts=START + 2,
@@ -85,7 +85,7 @@ def drop(n: int) -> Step:
         table_infos=(),
         args=None,
     )
-    meta = Definition(start_ts=START + 1, commit_ts=START + 2, db_id=gone.db_id, table_id=gone.id, info=None)
+    meta = Definition(start_ts=START + 1, commit_ts=START + 2, db_id=dropped.db_id, table_id=dropped.id, info=None)
     return Step(start_ts=START + 1, commit_ts=START + 2, jobs=(job,), definitions=(meta,))
 
 

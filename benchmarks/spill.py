@@ -60,7 +60,7 @@ def _raw_s(size: int, folder: str) -> float:
 
 
 def _prove(core: TaskCore, batches: list[pa.RecordBatch]) -> None:
-    kept = frame_of_all(core._prewrites.open.runs, OPEN).sort("row_no").select("key", "value", "start_ts")
+    open_rows = frame_of_all(core._prewrites.open.runs, OPEN).sort("row_no").select("key", "value", "start_ts")
     given = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches))).select("key", "value", "start_ts")
-    if not kept.equals(given) or core.bytes_held() > core.bytes_on_disk() / 10:
+    if not open_rows.equals(given) or core.bytes_held() > core.bytes_on_disk() / 10:
         raise ValueError("the rows on the disk are not those that came, or they are in memory still")

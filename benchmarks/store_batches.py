@@ -136,16 +136,16 @@ def _batch(data: _Rows, store: int, seq: int, prewrites: _Ints, commits: _Ints, 
     is_commit = np.arange(len(at)) >= len(prewrites)
     order = np.lexsort((np.where(is_commit, data.decided[at], data.came[at]), data.region[at]))
     at, is_commit = at[order], is_commit[order]
-    taken, none = pa.array(at), pa.array(is_commit)
+    at_rows, none = pa.array(at), pa.array(is_commit)
     rows = batch_of(
         ROWS,
         kind=np.where(is_commit, RowKind.COMMIT, RowKind.PREWRITE),
         op=Op.PUT,
-        key=data.keys.take(taken),
+        key=data.keys.take(at_rows),
         start_ts=data.start[at],
         commit_ts=np.where(is_commit, data.commit[at], np.uint64(0)),
-        value=data.values.take(pc.if_else(none, None, taken)),
-        old_value=data.old.take(pc.if_else(none, None, taken)),
+        value=data.values.take(pc.if_else(none, None, at_rows)),
+        old_value=data.old.take(pc.if_else(none, None, at_rows)),
     )
     regions = _regions(store, np.bincount(data.region[at], minlength=REGION_COUNT), resolved)
     return FeedBatch(store_id=store, incarnation=1, seq=seq, cut_ts=cut, rows=rows, regions=regions)
