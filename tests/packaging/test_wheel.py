@@ -308,9 +308,7 @@ def test_every_module_can_be_imported_with_the_extra_that_it_belongs_to(
     asked_for = {"pandas", "duckdb"}  # forms of results of the client, which names the one that is missing
     imported = answer_of(environment("server"), IMPORTED, tmp_path)
     own = {name: paths for name, paths in imported.items() if name.startswith("simulator.")}
-    assert {path for paths in own.values() for path in paths} == {
-        f"tistream/cli/{n}.py" for n in ("chaos", "sim", "sim_crash")
-    }
+    assert {path for paths in own.values() for path in paths} == {"tistream/cli/sim.py"}
     assert set(imported) - set(own) - {"_typeshed"} - asked_for == {"pyspark"}
     assert [name for name in missing_in(environment("spark"), tmp_path) if name == "tistream.spark.source"] == []
 
