@@ -45,7 +45,7 @@ from tests.kit.entry_log import PREFIX, EntryLog
 from tests.kit.made_rows import table_of
 from tistream import ts as tso
 from tistream.catalog.rows.kinds import Keyspace, TenantKind
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.tasks import frontier
 from tistream.codec.raw.keys import KeyMode, keyspace_range
@@ -99,7 +99,7 @@ def _age_s(ts: int) -> float:
 
 
 def _checkpoint(d: Deployment) -> int:
-    return get_changefeed(d.catalog, TENANT, "dr").checkpoint_ts
+    return CHANGEFEEDS.get(d.catalog, TENANT, "dr").checkpoint_ts
 
 
 class Main:
@@ -197,7 +197,7 @@ def catch_up(d: Deployment, recovery: Recovery, setting: Setting, end_ts: int, d
     """One setting."""
     used = _used(d, recovery)
     with changefeed(d, recovery, setting, target_ts=str(end_ts)):
-        wait_for("it is finished", lambda: get_changefeed(d.catalog, TENANT, "dr").state == "finished", PATIENCE_S)
+        wait_for("it is finished", lambda: CHANGEFEEDS.get(d.catalog, TENANT, "dr").state == "finished", PATIENCE_S)
         received: Received = recovery.report()
     used_then = _used(d, recovery)
     took = received.last_s - received.first_s

@@ -22,7 +22,7 @@ from reading.kv.selection import kept_selection
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.kinds import TenantKind
 from tistream.catalog.rows.tenants import TenantRow
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.targets import policy_of
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope, covers
@@ -155,7 +155,7 @@ def recut(
 ) -> tuple[Sequence[LaneRow], Sequence[LaneScope]]:
     """(the lanes of a changefeed, new ones by the regions of its destination). `lanes`: as many as now unless
     given. StateForbids while a lane waits for a decision, and for a consumer."""
-    row, feed = get_tenant(catalog, tenant), get_changefeed(catalog, tenant, changefeed_id)
+    row, feed = get_tenant(catalog, tenant), CHANGEFEEDS.get(catalog, tenant, changefeed_id)
     before = list_lanes(catalog, tenant, changefeed_id)
     if not before:
         raise StateForbids(f"Changefeed {changefeed_id} has no destination: members read it.", state=feed.state)

@@ -40,10 +40,10 @@ def tables_by_lane(
     catalog: Catalog, registry: SchemaRegistry, row: TenantRow, feed: ChangefeedRow
 ) -> list[dict[str, Any]]:
     """Each table that a changefeed writes as the schema is now, with its lane, for people and programs. None for a
-    consumer, for a keyspace, and before the first schema snapshot."""
-    if not feed.is_replication or row.kind.is_keyspace or not row.has_log:
+    keyspace, and before the first schema snapshot."""
+    if row.kind.is_keyspace or not row.has_log:
         return []
-    lanes, history = list_lanes(catalog, row.tenant, feed.changefeed_id), registry.history(row.tenant)
+    lanes, history = list_lanes(catalog, row.tenant, feed.name), registry.history(row.tenant)
     parts = [(part_of(lane.scope), lane) for lane in lanes if isinstance(lane.scope, TableScope)]
     wanted_tables, tables = parse_filter(orjson.loads(feed.filters)), []
     for table in tables_meant(history, history.resolved_ts, Scope(tenant=row.tenant), wanted_tables):

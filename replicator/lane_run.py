@@ -40,7 +40,8 @@ from replicator.core.lane import Attempt, Barriers, Finish, LaneCore, Read, Stop
 from replicator.stretch import LaneReader, concerns, newest_ts, split_off
 from replicator.table_counts import count_tables
 from tistream import ts as tso
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.work.changefeeds import end_changefeed, fail_changefeed, note_current
 from tistream.catalog.work.core.lane_scope import KeyScope, change_key, may_isolate
 from tistream.catalog.work.lanes import (
     LaneJob,
@@ -51,7 +52,6 @@ from tistream.catalog.work.lanes import (
     isolate,
     list_lanes,
 )
-from tistream.catalog.work.replications import end_replication, fail_replication, note_current
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, Fenced, TiStreamError, TsExpired
 from tistream.ids import Tenant
@@ -143,7 +143,7 @@ class LaneRun:
             self._refused(e)
             raise Fenced("the lane was stopped or divided") from e
         except TsExpired as e:
-            fail_replication(self._services.catalog, self.lane, self._way_out(e))
+            fail_changefeed(self._services.catalog, self.lane, self._way_out(e))
             raise Fenced("the changefeed is failed") from e
         except TiStreamError as e:
             return self._failed(e, now_s)
@@ -278,10 +278,10 @@ class LaneRun:
         """The lane has reached its target. When all have, the destination learns it, and then the changefeed ends."""
         if self._notes_checkpoints and self.core.allowed_s(self._clock.monotonic()) > 0:
             lane = self.job.lane
-            of_all = get_changefeed(self._services.catalog, lane.tenant, lane.changefeed_id).checkpoint_ts
+            of_all = CHANGEFEEDS.get(self._services.catalog, lane.tenant, lane.changefeed_id).checkpoint_ts
             if of_all >= self.job.target_ts:
                 self._note(of_all)
-                end_replication(self._services.catalog, self.lane)
+                end_changefeed(self._services.catalog, self.lane)
         return 1.0
 
     def _barriers(self, served: Served) -> Barriers | None:

@@ -433,7 +433,7 @@ class MergeWaits(TiStreamError):
 
 
 class LogHeld(TiStreamError):
-    """A changefeed, a safe point or a table keeps the log beyond its retention; the message names it."""
+    """A consumer, a changefeed, a safe point or a table keeps the log beyond its retention; the message names it."""
 
     kind = ErrorKind.RETRY
     code = "TS-1076"

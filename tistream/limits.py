@@ -90,13 +90,14 @@ KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of it
 STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
 CHANGEFEEDS_MAX = 1000  # of one tenant
+CONSUMERS_MAX = 1000  # of one tenant
 STORES_MAX = 4000  # of one tenant: each is listed and followed
 CONSUMER_PARTITIONS_MAX = 64  # of one consumer
 CONSUMER_MEMBERS_MAX = 128  # that read one consumer at the same time
 CONSUMER_LEASE_S_DEFAULT = 30  # between two pulls of a member, after which its partitions go to others
 CONSUMER_LEASE_S_MAX = 3600
 RAW_RETENTION_HOURS = 24  # what a RawKV tenant keeps at most by default: API V2's lifetime of deletions
-REPLICATION_HOLD_HOURS = 24  # a replication whose checkpoint does not move for so long no longer holds the log
+CHANGEFEED_IDLE_HOURS_DEFAULT = 24  # a changefeed whose checkpoint does not move for so long no longer holds the log
 CONSUMER_IDLE_HOURS_DEFAULT = 720  # a consumer that is not read for so long no longer holds the log
 
 assert HEARTBEAT_MS * 3 < LEASE_MS

@@ -170,13 +170,13 @@ class Acknowledged(BaseModel):
 class Left(BaseModel):
     """A member that has given up its partitions."""
 
-    changefeed_id: str = Field(examples=["warehouse"])
+    consumer_id: str = Field(examples=["warehouse"])
     member: str = Field(examples=["loader-1"])
 
 
 class Reset(BaseModel):
     """A consumer that continues from elsewhere."""
 
-    changefeed_id: str = Field(examples=["warehouse"])
+    consumer_id: str = Field(examples=["warehouse"])
     checkpoint_ts: Tso
     checkpoint_time: Time

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from apiserver.answers.fields import EndKey, HexKey, Seconds, Time, Tso, WorkerName
 from tistream.catalog.rows.kinds import TenantKind
 from tistream.catalog.rows.tenants import TaskKind, TenantState
-from tistream.catalog.tenancy.changefeeds import FeedState
+from tistream.catalog.tenancy.log_readers import ReaderState
 
 StageName = Literal["upstream_flush", "fetch", "match", "watermark_gap_wait", "flush", "serve"]
 
@@ -21,19 +21,20 @@ class OfKeyspace(BaseModel):
     name: str | None = Field(examples=["app"])
 
 
-class LiveConsumer(BaseModel):
-    """A changefeed that is neither paused nor finished."""
+class LiveReader(BaseModel):
+    """A consumer or a changefeed that is neither paused nor finished."""
 
-    changefeed_id: str = Field(examples=["warehouse"])
-    state: FeedState
+    kind: Literal["consumer", "changefeed"]
+    name: str = Field(examples=["warehouse"])
+    state: ReaderState
     lag_s: Seconds = Field(description="from its checkpoint to the served watermark")
     checkpoint_time: Time | None = Field(description="null before the log begins")
     idle_s: Seconds = Field(description="since its last request, or since its checkpoint moved")
     destination: str = Field(
-        description="where the service writes it, without secrets and options; empty = a consumer",
+        description="where the changefeed is written, without secrets and options; empty for a consumer",
         examples=["s3://lake/tenant-1"],
     )
-    members: int = Field(description="those whose lease has not ended")
+    members: int = Field(description="of a consumer: those whose lease has not ended")
 
 
 class TenantSummary(BaseModel):
@@ -59,8 +60,8 @@ class TenantSummary(BaseModel):
 class ListedTenant(TenantSummary):
     """A tenant in a list."""
 
-    consumers: list[LiveConsumer] = Field(
-        default_factory=list, description="with `consumers=true`: those behind the most come first"
+    readers: list[LiveReader] = Field(
+        default_factory=list, description="with `readers=true`: those behind the most come first"
     )
 
 
@@ -141,7 +142,7 @@ class LagOfTask(BaseModel):
 class TenantLag(TenantSummary):
     """The lag of a tenant. With `why=true` its causes too; what is after `sentence` once it has started."""
 
-    consumers: list[LiveConsumer] = Field(
+    readers: list[LiveReader] = Field(
         default_factory=list, description="those behind the most come first; not for a key that is limited to tables"
     )
     sentence: str = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from apiserver.console import strips
@@ -20,7 +20,8 @@ from tistream.admin.tenants import detail, summary
 from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy import tenants
-from tistream.catalog.tenancy.changefeeds import checkpoints
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.work import tasks
 from tistream.catalog.work.stream_ends import stream_ends
 from tistream.codec import memcomparable
@@ -57,16 +58,22 @@ def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, 
         "lag_seen_s": percentiles.seconds,
         "late": 0 if worst is None else strips.lateness(worst),
         "late_tenants": sum(strips.lateness(lag_of[tenant]) > 0 for tenant in active if tenant in lag_of),
-        "late_consumers": sum(
-            strips.lateness((tso.physical_ms(int(rows[tenant]["resolved_ts"])) - tso.physical_ms(at)) / 1000) > 0
-            for tenant, at in checkpoints(services.catalog)
-            if tenant in rows and at
-        ),
+        "late_consumers": _late(CONSUMERS.checkpoints(services.catalog), rows),
+        "late_changefeeds": _late(CHANGEFEEDS.checkpoints(services.catalog), rows),
         "lines": {str(tenant): lags.line(tenant) for tenant in rows},
         "watermark_gaps": _watermark_gaps(services, who, visible),
         "problems": _problems(services, tasks.list_tasks(services.catalog), who),
         **(_of_service(services) if who.sees_all else {"bytes_per_s": None, "requests": None}),
     }
+
+
+def _late(checkpoints: Iterable[tuple[Tenant, int]], rows: Mapping[Tenant, Mapping[str, Any]]) -> int:
+    """How many of these are late among the tenants that are shown."""
+    return sum(
+        strips.lateness((tso.physical_ms(int(rows[tenant]["resolved_ts"])) - tso.physical_ms(at)) / 1000) > 0
+        for tenant, at in checkpoints
+        if tenant in rows and at
+    )
 
 
 def waterfall(services: Services, of: Tenant) -> dict[str, Any]:

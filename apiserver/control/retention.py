@@ -18,12 +18,12 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from apiserver.answers.retention import LogRetention, UpstreamSafePoint
-from apiserver.control.routing import route, timestamp
+from apiserver.control.routing import known, route, timestamp
 from schemas.registry.log_start import LogStarts
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import safe_points
-from tistream.catalog.tenancy.tenants import get_tenant, set_retention
+from tistream.catalog.tenancy.tenants import set_retention
 from tistream.catalog.work.tasks import served_watermark
 from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import Name, PathTenant
@@ -56,7 +56,7 @@ def retention_router(catalog: Catalog, starts: LogStarts) -> APIRouter:
 
     @route(routes, "PATCH", base, Right.TENANT, "Set the retention of a tenant", answer=LogRetention)
     def change_tenant(tenant: PathTenant, change: TenantChange) -> dict[str, Any]:
-        tenant = _known(catalog, tenant)
+        tenant = known(catalog, tenant)
         seconds = change.retention_s
         set_retention(catalog, tenant, None if seconds is None else math.ceil(seconds))
         return starts.shown(tenant)
@@ -74,14 +74,14 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         routes, "GET", base, Right.PUSH, "Timestamp above which the upstream must keep data", answer=UpstreamSafePoint
     )
     def get_safe_point(tenant: PathTenant) -> dict[str, Any]:
-        return safe_point_of(catalog, _known(catalog, tenant))
+        return safe_point_of(catalog, known(catalog, tenant))
 
     @route(
         routes, "PUT", f"{base}/{{service_id}}", Right.TENANT,
         "Hold the log above a timestamp", answer=UpstreamSafePoint,
     )  # fmt: skip
     def set_safe_point(tenant: PathTenant, service_id: Name, new: NewSafePoint) -> dict[str, Any]:
-        tenant = _known(catalog, tenant)
+        tenant = known(catalog, tenant)
         if new.ttl_s:
             safe_points.set_safe_point(catalog, tenant, service_id, timestamp(new.safe_ts), new.ttl_s)
         else:
@@ -90,7 +90,7 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 
     @route(routes, "DELETE", f"{base}/{{service_id}}", Right.TENANT, "Remove a safe point", status_code=204)
     def remove_safe_point(tenant: PathTenant, service_id: Name) -> Response:
-        safe_points.remove_safe_point(catalog, _known(catalog, tenant), service_id)
+        safe_points.remove_safe_point(catalog, known(catalog, tenant), service_id)
         return Response(status_code=204)
 
 
@@ -108,7 +108,3 @@ def safe_point_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
             for point in points
         ],
     }
-
-
-def _known(catalog: Catalog, tenant: Tenant) -> Tenant:
-    return get_tenant(catalog, tenant).tenant

@@ -1,7 +1,7 @@
 """The routes by which pushers and operators control the service, put together. Every API server answers them.
 
-They are registration, push access, seeds, retention, changefeeds, maintenance jobs, and what operators see and do. The
-elected meta server acts on the rows that they write; it has no routes of its own.
+They are registration, push access, seeds, retention, consumers, changefeeds, maintenance jobs, and what operators see
+and do. The elected meta server acts on the rows that they write; it has no routes of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from fastapi import APIRouter
 
 from apiserver.control.admin import admin_router
 from apiserver.control.changefeeds import changefeed_router
+from apiserver.control.consumers import consumer_router
 from apiserver.control.jobs import job_router
 from apiserver.control.push import push_router
 from apiserver.control.push_access import PushPlace
@@ -30,6 +31,7 @@ def control_routers(services: Services, push: PushPlace) -> list[APIRouter]:
         registration_router(catalog, push.url, push.issuer),
         push_router(catalog, services.store, push.issuer),
         retention_router(catalog, services.log_starts),
+        consumer_router(catalog),
         changefeed_router(catalog, services.registry, services.clock, services.outbound),
         target_router(catalog, services.outbound),
         seed_router(catalog, services.store, services.registry, services.clock, services.skew_max_ms),

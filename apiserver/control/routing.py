@@ -9,9 +9,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from tistream import ts as tso
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
+from tistream.ids import Tenant
 from tistream.limits import INT_MAX
 
 _LAST_MS = 253_402_300_799_000  # of the year 9999
@@ -34,6 +37,11 @@ def route(
         more["responses"] = {200: {"model": answer}}
     needed = [needs(right, limited=OfLimited.REFUSED)]
     return routes.api_route(path, methods=[method], dependencies=needed, summary=summary, **more)
+
+
+def known(catalog: Catalog, tenant: Tenant) -> Tenant:
+    """The tenant. NotFound, TenantDeleted."""
+    return get_tenant(catalog, tenant).tenant
 
 
 def timestamp(text: str) -> int:

@@ -40,7 +40,7 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.ChangedMeanwhile
     if (
         names & {"from_ts", "to_ts"}
-        or path.endswith(("/changefeeds", "/ddl", "/schema-diff"))
+        or path.endswith(("/changefeeds", "/consumers", "/ddl", "/schema-diff"))
         or "changefeed_id" in path
     ):
         yield from (errors.TsOutOfRange, errors.TsExpired)

@@ -1,12 +1,12 @@
 """Pulls of registered consumers: the service keeps how far their members have got.
 
-    POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:pull          changes of a partition, under a lease
-    POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:acknowledge   {"cursor": ...}: they are done
-    POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:leave         {"member", "session"}: give up the partitions
-    POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:reset         {"to": ...}: go on from elsewhere
+    POST  /v1/clusters/{c}/tenants/{t}/consumers/{id}:pull          changes of a partition, under a lease
+    POST  /v1/clusters/{c}/tenants/{t}/consumers/{id}:acknowledge   {"cursor": ...}: they are done
+    POST  /v1/clusters/{c}/tenants/{t}/consumers/{id}:leave         {"member", "session"}: give up the partitions
+    POST  /v1/clusters/{c}/tenants/{t}/consumers/{id}:reset         {"to": ...}: go on from elsewhere
 
-A pull claims a partition (`tistream.catalog.log.consumers`), so it is a POST, and reads its page as any pull does. A
-member without a partition waits as long as it asked, and gets an empty body without a cursor.
+A pull claims a partition (`tistream.catalog.tenancy.consumers`), so it is a POST, and reads its page as any pull does.
+A member without a partition waits as long as it asked, and gets an empty body without a cursor.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from reading.pages.request import PullAnswer, PullRequest
 from reading.rows.scope import Scope
 from reading.served.consumer_cursor import parse_consumer_cursor
 from tistream import ts as tso
-from tistream.catalog.log import consumers
-from tistream.catalog.log.consumers import Claim
+from tistream.catalog.tenancy import consumers
+from tistream.catalog.tenancy.consumers import Claim
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.parameters import NAME, Name, PathTenant
@@ -119,24 +119,24 @@ def router(followers: Followers) -> APIRouter:
     """The routes of members."""
     services = followers.services
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.REFUSED)])
-    one = f"{TENANT}/changefeeds/{{changefeed_id}}"
+    one = f"{TENANT}/consumers/{{consumer_id}}"
     parsed = Depends(_query)
 
     @routes.post(
         f"{one}:pull", summary="Changes of a consumer", response_model=None, responses={200: {"model": ChangePage}}
     )
-    async def pull_consumer(tenant: PathTenant, changefeed_id: Name, query: Any = parsed) -> Response:
-        return await _answer(followers, tenant, changefeed_id, query)
+    async def pull_consumer(tenant: PathTenant, consumer_id: Name, query: Any = parsed) -> Response:
+        return await _answer(followers, tenant, consumer_id, query)
 
     @routes.post(
         f"{one}:acknowledge", summary="Changes of a consumer are done", responses={200: {"model": Acknowledged}}
     )
-    def acknowledge(tenant: PathTenant, changefeed_id: Name, what: Acknowledgement) -> dict[str, Any]:
-        cursor = parse_consumer_cursor(what.cursor, tenant, changefeed_id)
+    def acknowledge(tenant: PathTenant, consumer_id: Name, what: Acknowledgement) -> dict[str, Any]:
+        cursor = parse_consumer_cursor(what.cursor, tenant, consumer_id)
         partition = consumers.acknowledge(
             services.catalog,
             tenant,
-            changefeed_id,
+            consumer_id,
             cursor.partition,
             epoch=cursor.epoch,
             ts=cursor.ts,
@@ -150,21 +150,21 @@ def router(followers: Followers) -> APIRouter:
         }
 
     @routes.post(f"{one}:leave", summary="A member of a consumer stops", responses={200: {"model": Left}})
-    def leave_consumer(tenant: PathTenant, changefeed_id: Name, who: Leaving) -> dict[str, str]:
-        consumers.leave(services.catalog, tenant, changefeed_id, who.member, who.session)
-        return {"changefeed_id": changefeed_id, "member": who.member}
+    def leave_consumer(tenant: PathTenant, consumer_id: Name, who: Leaving) -> dict[str, str]:
+        consumers.leave(services.catalog, tenant, consumer_id, who.member, who.session)
+        return {"consumer_id": consumer_id, "member": who.member}
 
     @routes.post(f"{one}:reset", summary="Continue a consumer from elsewhere", responses={200: {"model": Reset}})
-    def reset_consumer(tenant: PathTenant, changefeed_id: Name, where: ResetTo) -> dict[str, Any]:
+    def reset_consumer(tenant: PathTenant, consumer_id: Name, where: ResetTo) -> dict[str, Any]:
         to_ts = services.served(tenant).parse_ts(where.to, services.clock.unix_ms())
-        consumers.reset_consumer(services.catalog, tenant, changefeed_id, to_ts)
-        return {"changefeed_id": changefeed_id, "checkpoint_ts": str(to_ts), "checkpoint_time": tso.to_text(to_ts)}
+        consumers.reset_consumer(services.catalog, tenant, consumer_id, to_ts)
+        return {"consumer_id": consumer_id, "checkpoint_ts": str(to_ts), "checkpoint_time": tso.to_text(to_ts)}
 
     return routes
 
 
-async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, query: _Query) -> Response:
-    claim = await _claim_or_wait(followers, tenant, changefeed_id, query)
+async def _answer(followers: Followers, tenant: Tenant, consumer_id: str, query: _Query) -> Response:
+    claim = await _claim_or_wait(followers, tenant, consumer_id, query)
     headers = {"TiStream-Session": str(claim.session), "TiStream-Partitions": str(claim.partitions)}
     held = claim.partition
     if held is None:
@@ -172,7 +172,7 @@ async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, quer
         return Response(_nothing(query, tenant), media_type=query.form.media_type, headers=headers)
     request = member_request(tenant, claim, held, query.pull)
     answer = await page_or_wait(followers, query.http, request, query.wait_s)
-    cursor = member_cursor(tenant, changefeed_id, held, answer)
+    cursor = member_cursor(tenant, consumer_id, held, answer)
     headers |= {
         "TiStream-Next-Cursor": cursor.text(),
         "TiStream-Partition": str(held.number),
@@ -192,11 +192,11 @@ def _with_cursor(request: PullRequest, answer: PullAnswer, cursor: str) -> Any:
     return b"".join((before, cursor.encode(), after))
 
 
-async def _claim_or_wait(followers: Followers, tenant: Tenant, changefeed_id: str, query: _Query) -> Claim:
+async def _claim_or_wait(followers: Followers, tenant: Tenant, consumer_id: str, query: _Query) -> Claim:
     """A claim with a partition, or without one when the time is up or the client has gone. TooManyOpen."""
     catalog, loop = followers.services.catalog, asyncio.get_running_loop()
     deadline = loop.time() + query.wait_s
-    claim_of = partial(consumers.claim_partition, catalog, tenant, changefeed_id, query.member, lease_ms=query.lease_ms)
+    claim_of = partial(consumers.claim_partition, catalog, tenant, consumer_id, query.member, lease_ms=query.lease_ms)
     claim = await run_in_threadpool(claim_of, session=query.session)
     if claim.partition is not None or not query.wait_s:
         return claim

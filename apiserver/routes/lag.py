@@ -36,8 +36,8 @@ def router(services: Services) -> APIRouter:
         if why:
             return explained(sources, row)
         lag = lag_of(sources, row)
-        if within is not None:  # consumers of other tables are not for a limited key
-            del lag["consumers"]
+        if within is not None:  # readers of other tables are not for a limited key
+            del lag["readers"]
         return lag
 
     return routes

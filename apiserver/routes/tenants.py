@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from apiserver.answers.tenants import TenantDetail, TenantList
 from apiserver.sources import sources_of
 from reading.served.services import Services
-from tistream.admin.consumers import live_consumers
+from tistream.admin.lag import live_readers
 from tistream.admin.tenants import detail, summary
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.stream_ends import stream_ends
@@ -17,7 +17,9 @@ from tistream.http.auth.access import KeyTables, Who, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.parameters import PathTenant
 
-_Consumers = Annotated[bool, Query(description="with the consumers of each that are neither paused nor finished")]
+_Readers = Annotated[
+    bool, Query(description="with the consumers and changefeeds of each that are neither paused nor finished")
+]
 
 
 def router(services: Services) -> APIRouter:
@@ -30,13 +32,13 @@ def router(services: Services) -> APIRouter:
         dependencies=[needs(Right.LOOK, filtered=True, limited=OfLimited.NO_TABLES)],
         responses={200: {"model": TenantList}},
     )
-    def list_tenants(who: Who, consumers: _Consumers = False) -> dict[str, Any]:
+    def list_tenants(who: Who, readers: _Readers = False) -> dict[str, Any]:
         ends = stream_ends(services.catalog)
         rows = [row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)]
         items = [summary(sources, row, ends) for row in rows]
-        if consumers and who.tables is None:  # consumers of other tables are not for a limited key
+        if readers and who.tables is None:  # readers of other tables are not for a limited key
             for item, row in zip(items, rows, strict=True):
-                item["consumers"] = live_consumers(services.catalog, row.tenant)
+                item["readers"] = live_readers(services.catalog, row.tenant)
         return {"items": items}
 
     @routes.get(

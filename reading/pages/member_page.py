@@ -17,7 +17,7 @@ from reading.pages.request import PullAnswer, PullRequest
 from reading.rows.scope import Scope
 from reading.served.consumer_cursor import ConsumerCursor
 from reading.served.position import encode_cursor, encode_inside
-from tistream.catalog.log.consumers import Claim
+from tistream.catalog.tenancy.consumers import Claim
 from tistream.catalog.tenancy.core.consumer_group import Partition
 from tistream.ids import Tenant
 

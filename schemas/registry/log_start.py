@@ -1,7 +1,7 @@
 """Where a tenant's log may begin, and everything that keeps it from beginning later.
 
     policy              min(the database's time, served watermark) - retention
-    changefeeds, safe points
+    consumers, changefeeds, safe points
     reads as of a timestamp     what each table needs, or the keys of a tenant without tables
                                 (`schemas.registry.retention`)
 
@@ -25,7 +25,8 @@ from tistream.catalog.log.retention import Hold, HoldKind, database_time_ms
 from tistream.catalog.log.safe_points import list_safe_points
 from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.rows.tenants import TenantRow
-from tistream.catalog.tenancy.changefeeds import list_changefeeds
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.tenants import get_tenant, kept_s
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import TiStreamError
@@ -131,17 +132,21 @@ class LogStarts:
 
 
 def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
-    """The changefeeds and safe points of a tenant."""
-    feeds = [
+    """The consumers, changefeeds and safe points of a tenant."""
+    readers = [
         Hold(
-            ts=feed.checkpoint_ts,
-            kind=HoldKind.CHANGEFEED,
-            name=feed.changefeed_id,
-            who=f"changefeed {feed.changefeed_id} ({feed.state})",
-            release=f"its next checkpoint, or tistream changefeed remove {feed.changefeed_id}",
+            ts=reader.checkpoint_ts,
+            kind=kind,
+            name=reader.name,
+            who=f"{kind} {reader.name} ({reader.state})",
+            release=f"its next checkpoint, or tistream {kind} remove {reader.name}",
         )
-        for feed in list_changefeeds(catalog, tenant)
-        if feed.holds_log
+        for kind, rows in (
+            (HoldKind.CONSUMER, CONSUMERS.of_tenant(catalog, tenant)),
+            (HoldKind.CHANGEFEED, CHANGEFEEDS.of_tenant(catalog, tenant)),
+        )
+        for reader in rows
+        if reader.holds_log
     ]
     points = [
         Hold(
@@ -153,7 +158,7 @@ def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
         )
         for point in list_safe_points(catalog, tenant)
     ]
-    return [*feeds, *points]
+    return [*readers, *points]
 
 
 def _history_hold(ts: int, release: str) -> Hold:

@@ -19,19 +19,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from apiserver.control.replications import Replications, Wanted
+from apiserver.control.changefeed_control import ChangefeedControl, ChangefeedSettings
 from schemas.registry.schema_registry import SchemaRegistry
 from simulator.dst.aspect import Aspect
 from simulator.dst.running import TENANT, Running
 from tistream import ts as tso
-from tistream.catalog.tenancy.changefeeds import (
-    ChangefeedRow,
-    FeedState,
-    list_changefeeds,
-    remove_changefeed,
-    switch_changefeed,
-)
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS, ChangefeedRow
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.changefeeds import remove_changefeed
 from tistream.catalog.work.lanes import list_lanes
 from tistream.catalog.work.tasks import frontier
 from tistream.errors import ErrorKind, TiStreamError
@@ -50,7 +46,7 @@ class Scenario(Aspect, ABC):
     names: Sequence[str]  #: of the changefeed, one after the other
     deeds: Sequence[str]
     rules: Any
-    wanted: Wanted
+    wanted: ChangefeedSettings
     name: str
     start_ts: int | None = None  #: of the next one that is created; None = the start of the log
 
@@ -78,7 +74,7 @@ class Scenario(Aspect, ABC):
         """How often a host has stopped in the middle of a request, or one was held up."""
 
     @abstractmethod
-    def other(self, wanted: Wanted, rand: random.Random) -> Wanted:
+    def other(self, wanted: ChangefeedSettings, rand: random.Random) -> ChangefeedSettings:
         """Other settings."""
 
     @abstractmethod
@@ -130,7 +126,9 @@ class Operator:
         self._world, self._catalog, self._rand = world, running.catalog, running.rand
         self._scenario = scenario
         registry = SchemaRegistry(running.catalog, running.store, clock=running.clock)
-        self._control = Replications(catalog=running.catalog, clock=running.clock, registry=registry, outbound=NO_TERMS)
+        self._control = ChangefeedControl(
+            catalog=running.catalog, clock=running.clock, registry=registry, outbound=NO_TERMS
+        )
         self._idle_until_s = 0.0
         self._created = False
 
@@ -148,11 +146,11 @@ class Operator:
         feed = self._feed()
         if feed is None:
             self._create()
-        elif feed.state is FeedState.FINISHED:
+        elif feed.state is ReaderState.FINISHED:
             self._continue(feed)
-        elif feed.target_ts and feed.state is FeedState.NORMAL:
+        elif feed.target_ts and feed.state is ReaderState.NORMAL:
             return  # its end comes
-        elif feed.state is not FeedState.NORMAL or any(lane.is_stopped for lane in self._lanes()):
+        elif feed.state is not ReaderState.NORMAL or any(lane.is_stopped for lane in self._lanes()):
             self._resume(feed)
 
     def do(self, what: str) -> None:
@@ -160,9 +158,9 @@ class Operator:
         feed = self._feed()
         if feed is None:
             self._create()
-        elif feed.state is FeedState.FINISHED:
+        elif feed.state is ReaderState.FINISHED:
             self._continue(feed)
-        elif feed.state is not FeedState.NORMAL and what != "recreate":
+        elif feed.state is not ReaderState.NORMAL and what != "recreate":
             self._resume(feed)
         else:
             deeds: dict[str, Callable[[ChangefeedRow], None]] = {
@@ -194,21 +192,21 @@ class Operator:
         seconds = self._rand.choice((0.0, 1.5, 7.0))
         self._world.tell(f"an operator pauses the changefeed for {seconds} s")
         self._idle_until_s = self._world.scheduler.now + seconds
-        switch_changefeed(self._catalog, TENANT, feed.changefeed_id, FeedState.STOPPED)
+        CHANGEFEEDS.switch(self._catalog, TENANT, feed.name, ReaderState.STOPPED)
 
     def _resume(self, feed: ChangefeedRow) -> None:
         """Run it again; when it has failed, above a copy of the source, which the destination gets."""
         to_ts = None
         self._world.tell(f"an operator resumes the changefeed, which is {feed.state}: {feed.error}")
-        if feed.state is FeedState.FAILED:
+        if feed.state is ReaderState.FAILED:
             to_ts = self._load()
-        self._control.resume(TENANT, feed.changefeed_id, to_ts, actor="op")
+        self._control.resume(TENANT, feed.name, to_ts, actor="op")
 
     def _rebalance(self, feed: ChangefeedRow) -> None:
         self._scenario.split(self._rand)
         lanes = self._rand.randrange(1, 5)
         self._world.tell(f"an operator cuts the changefeed into {lanes}")
-        self._control.rebalance(TENANT, feed.changefeed_id, lanes)
+        self._control.rebalance(TENANT, feed.name, lanes)
 
     def _rewind(self, feed: ChangefeedRow) -> None:
         """Back to somewhere between the start of the log and the checkpoint."""
@@ -217,13 +215,13 @@ class Operator:
             to_ts = self._rand.randrange(max(earliest_ts, 1), feed.checkpoint_ts + 1)
             self._scenario.rules.rewinds.add(to_ts)
             self._world.tell(f"an operator moves the changefeed back to {to_ts}")
-            self._control.resume(TENANT, feed.changefeed_id, to_ts, actor="op")
+            self._control.resume(TENANT, feed.name, to_ts, actor="op")
 
     def _recreate(self, feed: ChangefeedRow) -> None:
         rand, scenario = self._rand, self._scenario
-        self._world.tell(f"an operator removes {feed.changefeed_id}, which is at {feed.checkpoint_ts}")
+        self._world.tell(f"an operator removes {feed.name}, which is at {feed.checkpoint_ts}")
         scenario.start_ts = rand.choice((feed.checkpoint_ts, feed.checkpoint_ts, feed.start_ts))
-        remove_changefeed(self._catalog, TENANT, feed.changefeed_id)
+        remove_changefeed(self._catalog, TENANT, feed.name)
         scenario.name = rand.choice(scenario.names)
         if rand.random() < 0.7:
             self._create()
@@ -231,7 +229,7 @@ class Operator:
     def _update(self, feed: ChangefeedRow) -> None:
         other = self._scenario.other(self._scenario.wanted, self._rand)
         self._world.tell(f"an operator pauses and updates the changefeed to {other}")
-        switch_changefeed(self._catalog, TENANT, feed.changefeed_id, FeedState.STOPPED)
+        CHANGEFEEDS.switch(self._catalog, TENANT, feed.name, ReaderState.STOPPED)
         self._world.scheduler.sleep(self._rand.choice((0.0, 0.0, 0.5, 3.0)))
         self._change(feed, other)
 
@@ -239,27 +237,27 @@ class Operator:
         at = self._rand.choice((-3000, -1, 0, 0, 1500, 1500))
         target_ts = feed.checkpoint_ts if at == 0 else max(1, feed.checkpoint_ts + tso.compose(at))
         self._world.tell(f"an operator lets the changefeed end at {target_ts}, {at} ms from its checkpoint")
-        switch_changefeed(self._catalog, TENANT, feed.changefeed_id, FeedState.STOPPED)
+        CHANGEFEEDS.switch(self._catalog, TENANT, feed.name, ReaderState.STOPPED)
         self._change(feed, replace(self._scenario.wanted, target_ts=target_ts))
 
-    def _change(self, feed: ChangefeedRow, other: Wanted) -> None:
-        self._control.update(TENANT, feed.changefeed_id, other, actor="op")
+    def _change(self, feed: ChangefeedRow, other: ChangefeedSettings) -> None:
+        self._control.update(TENANT, feed.name, other, actor="op")
         self._scenario.wanted = replace(other, target_ts=0)
         if self._rand.random() < 0.8:
-            self._control.resume(TENANT, feed.changefeed_id, None, actor="op")
+            self._control.resume(TENANT, feed.name, None, actor="op")
 
     def _continue(self, feed: ChangefeedRow) -> None:
         self._world.tell(f"an operator lets the changefeed, which is finished at {feed.checkpoint_ts}, go on")
         if feed.target_ts:
-            self._control.update(TENANT, feed.changefeed_id, self._scenario.wanted, actor="op")
+            self._control.update(TENANT, feed.name, self._scenario.wanted, actor="op")
         is_gone = feed.checkpoint_ts < get_tenant(self._catalog, TENANT).earliest_ts
         to_ts = self._load() if is_gone else feed.checkpoint_ts
         self._scenario.rules.rewinds.add(to_ts)
-        self._control.resume(TENANT, feed.changefeed_id, to_ts, actor="op")
+        self._control.resume(TENANT, feed.name, to_ts, actor="op")
 
     def _refuse(self, feed: ChangefeedRow) -> None:
         if self._scenario.refuse(self._rand):
-            self._control.resume(TENANT, feed.changefeed_id, None, actor="op")
+            self._control.resume(TENANT, feed.name, None, actor="op")
 
     def _decide(self, feed: ChangefeedRow) -> None:
         for lane in self._lanes():
@@ -268,7 +266,7 @@ class Operator:
                 self._world.tell(f"an operator {'leaves out' if leave_out else 'tries again'}: {lane.error}")
                 if leave_out:
                     self._scenario.skipped(lane.error)
-                self._control.decide(TENANT, feed.changefeed_id, lane.number, leave_out=leave_out)
+                self._control.decide(TENANT, feed.name, lane.number, leave_out=leave_out)
 
     def _load(self) -> int:
         """Give the destination a copy of the source, when no request is under way; as of when it is."""
@@ -280,7 +278,7 @@ class Operator:
     # -- what there is
 
     def _feed(self) -> ChangefeedRow | None:
-        return next(iter(list_changefeeds(self._catalog, TENANT)), None)
+        return next(iter(CHANGEFEEDS.of_tenant(self._catalog, TENANT)), None)
 
     def _lanes(self) -> Sequence[Any]:
         return list_lanes(self._catalog, TENANT)

@@ -208,9 +208,9 @@ def _begun(database: Database, begin: str) -> Iterator[Connection]:
 
 
 def _locked(statement: str) -> str:
-    """The table whose rows a statement locks; empty when it locks none. Those of changefeeds and lanes are read FOR
-    UPDATE, which SQLite's statements leave out."""
-    read = next((table for table in ("changefeeds", "lanes") if f"\nFROM {table} \n" in statement), "")
+    """The table whose rows a statement locks; empty when it locks none. Those of consumers, changefeeds and lanes are
+    read FOR UPDATE, which SQLite's statements leave out."""
+    read = next((table for table in ("consumers", "changefeeds", "lanes") if f"\nFROM {table} \n" in statement), "")
     return read or _written(statement)
 
 

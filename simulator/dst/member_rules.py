@@ -3,7 +3,7 @@
 pages        a page has the truth of its partition's tables in (checkpoint, end], in commit order; a table is always
              in the same partition; the holder of a partition's epoch is one process
 checkpoints  one rises only to the end of a page that its holder acknowledged, with all changes on the way in it;
-             it falls only by a reset. That of the changefeed is the lowest of its partitions
+             it falls only by a reset. That of the consumer is the lowest of its partitions
 epochs       one never falls, and rises when a partition changes hands or its member starts again
 leases       a partition is taken only from one that gave it up or whose lease has ended; a member whose lease has
              ended is gone after the next pull of another
@@ -27,7 +27,7 @@ FEED = "feed"
 
 _PARTITIONS = "SELECT number, checkpoint_ts, member, epoch FROM consumer_partitions WHERE tenant_id = 1 ORDER BY number"
 _MEMBERS = "SELECT member, session, expires_ms FROM consumer_members WHERE tenant_id = 1 ORDER BY member"
-_CHECKPOINT = "SELECT checkpoint_ts FROM changefeeds WHERE tenant_id = 1"
+_CHECKPOINT = "SELECT checkpoint_ts FROM consumers WHERE tenant_id = 1"
 
 
 class _Partition(NamedTuple):
@@ -113,7 +113,7 @@ class MemberRules:
             return
         ((checkpoint_ts,),) = query(_CHECKPOINT)
         if checkpoint_ts != min(p.checkpoint_ts for p in partitions.values()):
-            self.violated(f"members: the changefeed is at {checkpoint_ts}, its partitions are {partitions}")
+            self.violated(f"members: the consumer is at {checkpoint_ts}, its partitions are {partitions}")
         pulled = {name: m for name, m in members.items() if self._members.get(name) != m}
         self._check_members(members, pulled)
         reset = self._is_reset(partitions)

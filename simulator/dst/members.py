@@ -20,8 +20,8 @@ from simulator.dst.aspect import Aspect
 from simulator.dst.member_rules import FEED, LEASE_MS, Hand, MemberRules, rows_of
 from simulator.dst.oracle import COLUMNS
 from simulator.dst.running import TENANT, Running
-from tistream.catalog.log import consumers
-from tistream.catalog.tenancy.changefeeds import add_changefeed
+from tistream.catalog.tenancy import consumers
+from tistream.catalog.tenancy.consumers import add_consumer
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.errors import ErrorKind, Fenced, TiStreamError
 
@@ -92,7 +92,7 @@ class _Member:
         """Register the consumer. False while the tenant has not begun."""
         if not get_tenant(self._catalog, TENANT).start_ts:
             return False
-        add_changefeed(self._catalog, TENANT, FEED, None, partitions=PARTITIONS)
+        add_consumer(self._catalog, TENANT, FEED, None, partitions=PARTITIONS)
         return True
 
     def step(self) -> None:

@@ -26,7 +26,7 @@ broken(
 broken(
     "update-keeps-stretch (sink): another place or other filters leave lanes and unfinished stretches as they are",
     (
-        "tistream.catalog.work.replications:update_replication",
+        "tistream.catalog.work.changefeeds:update_changefeed",
         "if not is_over and (location_in(options), filters) !=",
         "if False and (location_in(options), filters) !=",
     ),

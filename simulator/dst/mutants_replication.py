@@ -73,7 +73,7 @@ broken(
 )
 broken(
     "hold-ignored (replication): the log is given up above the checkpoint of a changefeed that holds it",
-    ("tistream.catalog.log.retention:_lowest", "(_LOWEST_FEED, ", "("),
+    ("tistream.catalog.log.retention:_lowest", "CHANGEFEEDS.lowest, ", ""),
 )
 broken(
     "continues-at-the-floor (replication): a changefeed that comes back too late continues where the log begins",
@@ -95,13 +95,13 @@ broken(
     "lanes-with-a-hole (replication): the key at the border of two lanes is in neither",
     (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start if start == wanted.start else start + b"\0", end)'),
     ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
-    ("apiserver.control.replications:cut_lanes", _CHECKED, "invariant(True,"),
+    ("apiserver.control.changefeed_control:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "lanes-that-overlap (replication): the key at the border of two lanes is in both",
     (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start, end if end == wanted.end else end + b"\0")'),
     ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
-    ("apiserver.control.replications:cut_lanes", _CHECKED, "invariant(True,"),
+    ("apiserver.control.changefeed_control:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "refused-key-in-two-lanes (replication): the lane of a refused key still has the key",

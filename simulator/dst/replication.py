@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import apiserver.control.replications
+import apiserver.control.changefeed_control
 import destinations.opening
 import reading.log.reader
 import replicator.stretch
-from apiserver.control.replications import Wanted
+from apiserver.control.changefeed_control import ChangefeedSettings
 from reading.log.reader import LogPage, LogReader
 from reading.served.services import Services
 from replicator.worker import ReplicationWorker
@@ -64,7 +64,7 @@ class Replication(Scenario):
         self.keys: list[bytes] = [b"k%08d" % number for number in range(world.profile.raw.keys)]
         rand = random.Random(f"{prefix!r}{self.cluster.skew_ms}")
         self._may_write_letters = world.profile.letters
-        self.wanted = Wanted(
+        self.wanted = ChangefeedSettings(
             sink_uri=_URI, hold_ms=rand.choice(_HOLDS_MS), dead_letter=_LETTERS if world.profile.letters else ""
         )
         self.deeds = (*_DEEDS, "refuse", "refuse") if world.profile.letters else _DEEDS
@@ -74,7 +74,7 @@ class Replication(Scenario):
     def stops(self) -> int:
         return self.cluster.stops
 
-    def other(self, wanted: Wanted, rand: random.Random) -> Wanted:
+    def other(self, wanted: ChangefeedSettings, rand: random.Random) -> ChangefeedSettings:
         return replace(wanted, dead_letter=rand.choice(("", _LETTERS)) if self._may_write_letters else "")
 
     def split(self, rand: random.Random) -> None:
@@ -140,7 +140,7 @@ class Replication(Scenario):
                 (reading.log.reader, "_PAGE_STORED_BYTES_MAX", 3000),
                 (opening, "open_tikv", opened),
                 (opening, "TikvDestination", SimRecovery),
-                (apiserver.control.replications, "check_letters", lambda *_: None),
+                (apiserver.control.changefeed_control, "check_letters", lambda *_: None),
             ]
         )
 

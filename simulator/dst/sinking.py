@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import apiserver.control.replications
+import apiserver.control.changefeed_control
 import destinations.storage.destination
 import destinations.storage.files
 import replicator.stretch
-from apiserver.control.replications import Wanted
+from apiserver.control.changefeed_control import ChangefeedSettings
 from destinations.opening import open_destination
 from destinations.protocol import Allowed, DeadLetter, DeadLetterUnavailable, Destination, LeaseOver, Plan, Stretch
 from destinations.storage.core.contents import refused
@@ -58,7 +58,7 @@ class Sinking(Scenario):
         self.sink = Sink(world.scheduler, self._dice, world.tell)
         self.rules = SinkRules(world.workload.committed, world.workload.shows, self.sink, world.oracle.violated)
         world.oracle.rules.more.append(self.rules)
-        self.wanted = Wanted(sink_uri=_URIS[0], hold_ms=0)
+        self.wanted = ChangefeedSettings(sink_uri=_URIS[0], hold_ms=0)
         self._refused: bytes | None = None
 
     def replicate(self, running: Running) -> None:
@@ -101,7 +101,7 @@ class Sinking(Scenario):
                 (destination, "open_files", opened),
                 (destination, "asyncio", coroutines),
                 (files, "asyncio", coroutines),
-                (apiserver.control.replications, "check_letters", lambda *_: None),
+                (apiserver.control.changefeed_control, "check_letters", lambda *_: None),
             ]
         ):
             yield
@@ -113,7 +113,7 @@ class Sinking(Scenario):
     def stops(self) -> int:
         return self.sink.stops
 
-    def other(self, wanted: Wanted, rand: random.Random) -> Wanted:
+    def other(self, wanted: ChangefeedSettings, rand: random.Random) -> ChangefeedSettings:
         dead_letter = rand.choice(("", "", _LETTERS))
         return replace(
             wanted, sink_uri=rand.choice(_URIS), filters=dict(rand.choice(_FILTERS)), dead_letter=dead_letter

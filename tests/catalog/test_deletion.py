@@ -31,7 +31,7 @@ from tistream.catalog.log.safe_points import list_safe_points, set_safe_point
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.seeds import add_seed, list_seeds
 from tistream.catalog.rows.tenants import TenantState
-from tistream.catalog.tenancy.changefeeds import add_changefeed, list_changefeeds
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer
 from tistream.catalog.tenancy.keys import NewKey, create_key, get_key
 from tistream.catalog.tenancy.tenants import (
     change_state,
@@ -68,7 +68,7 @@ def grown(catalog: Catalog) -> list[int]:
         stores.StoreAssignment(p.tenant, p.store_id, "dispatcher-1", p.epoch) for p in stores.store_places(catalog)
     ]
     assert stores.assign_stores(catalog, places, leader_epoch=elected(catalog)) == 2
-    assert add_changefeed(catalog, T, "feed", None)
+    assert add_consumer(catalog, T, "feed", None)
     set_safe_point(catalog, T, "backfill", START, 600)
     assert add_seed(catalog, seed(START + 5), 50)
     add_schema_version(catalog, T, START + 4, "schemas/1", 70)
@@ -96,7 +96,7 @@ class TestDeletion:
         assert delete_tenant(catalog, T, seen=ACTIVE, reason="gone", actor="me")
         assert (look_up_tenant(catalog, T).state, look_up_tenant(catalog, T).reason) == (DELETING, "gone")
         assert not list_tasks(catalog, T)
-        assert not list_changefeeds(catalog, T)
+        assert not CONSUMERS.of_tenant(catalog, T)
         assert not list_safe_points(catalog, T)
         for table in (tables.snapshot_positions, tables.snapshot_objects):
             with catalog.reading() as conn:
@@ -132,7 +132,7 @@ class TestDeletion:
         assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 5)
         for late in (
             lambda: add_seed(catalog, seed(START + 6), 50),
-            lambda: add_changefeed(catalog, T, "late", None),
+            lambda: add_consumer(catalog, T, "late", None),
             lambda: set_safe_point(catalog, T, "late", START + 9, 60),
             lambda: set_retention(catalog, T, 60),
             lambda: get_tenant(catalog, T),

@@ -15,12 +15,13 @@ from simulator.dst.all_mutants import MUTANTS
 from tests.kit.catalog_cases import START, T, ended, grown_log
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import list_events, record_event
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import register_tenant
-from tistream.catalog.work import lanes, replications
+from tistream.catalog.work import changefeeds, lanes
+from tistream.catalog.work.changefeeds import create_changefeed, remove_changefeed, resume_changefeed
 from tistream.catalog.work.core.lane_scope import KeyScope
 from tistream.catalog.work.core.location import Files, location_facts
-from tistream.catalog.work.replications import create_replication, resume_replication
 from tistream.errors import Fenced, InvalidInput, NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -35,7 +36,7 @@ def options(path: str, letters: str | None = None) -> str:
 
 
 def create(catalog: Catalog, name: str, path: str, tenant: Tenant = T, **more: Any) -> bool:
-    return create_replication(
+    return create_changefeed(
         catalog, tenant, name, None, sink_uri="file:///x", filters="{}",
         options=options(path, more.pop("letters", None)),
         scopes=[KeyScope(range=KeyRange())], target_ts=more.pop("target_ts", 0), hold_ms=0, **more,
@@ -44,7 +45,7 @@ def create(catalog: Catalog, name: str, path: str, tenant: Tenant = T, **more: A
 
 def update(catalog: Catalog, name: str, path: str) -> None:
     settings = {"sink_uri": "file:///x", "options": options(path), "filters": "{}", "target_ts": 0, "hold_ms": 0}
-    replications.update_replication(catalog, T, name, **settings)  # type: ignore[arg-type]
+    changefeeds.update_changefeed(catalog, T, name, **settings)  # type: ignore[arg-type]
 
 
 def test_a_place_is_taken_until_its_changefeed_is_removed_or_writes_elsewhere(catalog: Catalog) -> None:
@@ -54,13 +55,13 @@ def test_a_place_is_taken_until_its_changefeed_is_removed_or_writes_elsewhere(ca
     with pytest.raises(InvalidInput, match=r"^Changefeed one writes to the same folder"):
         create(catalog, "two", "/lake")
     with pytest.raises(NotFound):
-        get_changefeed(catalog, T, "two")
+        CHANGEFEEDS.get(catalog, T, "two")
     assert len(lanes.list_lanes(catalog, T)) == 1
-    switch_changefeed(catalog, T, "one", FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, "one", ReaderState.STOPPED)
     with pytest.raises(InvalidInput, match=r"^Changefeed one writes to"):
         create(catalog, "two", "/lake/a/b")
     create(catalog, "two", "/lake/b")
-    switch_changefeed(catalog, T, "two", FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, "two", ReaderState.STOPPED)
     with pytest.raises(InvalidInput, match=r"^Changefeed one writes to"):
         update(catalog, "two", "/lake/a")
     update(catalog, "two", "/lake/b/c")
@@ -87,7 +88,7 @@ def test_of_two_that_are_created_at_the_same_moment_one_is_refused(
             time.sleep(0.5)
             assert not second[0].done()
 
-    monkeypatch.setattr(replications, "record_event", slowly)
+    monkeypatch.setattr(changefeeds, "record_event", slowly)
     with ThreadPoolExecutor(1) as threads:
         create(catalog, "one", "/lake")
         with pytest.raises(InvalidInput, match=r"^Changefeed one of tenant"):
@@ -99,14 +100,14 @@ def test_a_finished_changefeed_holds_no_place_and_is_not_resumed_into_one(catalo
     create(catalog, "one", "/lake", target_ts=START + 5)
     lane = lanes.list_lanes(catalog, T, "one")[0]
     lanes.finish_stretch(catalog, lane, START + 5, rows=0, size=0)
-    assert replications.end_replication(catalog, lane)
-    assert get_changefeed(catalog, T, "one").state is FeedState.FINISHED
+    assert changefeeds.end_changefeed(catalog, lane)
+    assert CHANGEFEEDS.get(catalog, T, "one").state is ReaderState.FINISHED
     create(catalog, "two", "/lake")
     with pytest.raises(InvalidInput, match=r"^Changefeed two writes to"):
-        resume_replication(catalog, T, "one", to_ts=START)
-    assert get_changefeed(catalog, T, "one").state is FeedState.FINISHED
+        resume_changefeed(catalog, T, "one", to_ts=START)
+    assert CHANGEFEEDS.get(catalog, T, "one").state is ReaderState.FINISHED
     remove_changefeed(catalog, T, "two")
-    resume_replication(catalog, T, "one", to_ts=START)
+    resume_changefeed(catalog, T, "one", to_ts=START)
 
 
 def test_a_changefeed_of_another_tenant_is_named_to_those_who_see_it(catalog: Catalog) -> None:
@@ -129,10 +130,10 @@ def test_who_takes_a_place_that_had_an_owner_waits_and_uses_higher_epochs(catalo
     def leave_by_end(name: str) -> None:
         lane = lanes.list_lanes(catalog, T, name)[0]
         lanes.finish_stretch(catalog, lane, START + 5, rows=0, size=0)
-        assert replications.end_replication(catalog, lane)
+        assert changefeeds.end_changefeed(catalog, lane)
 
     def leave_by_update(name: str) -> None:
-        switch_changefeed(catalog, T, name, FeedState.STOPPED)
+        CHANGEFEEDS.switch(catalog, T, name, ReaderState.STOPPED)
         update(catalog, name, f"/elsewhere/{name}")
 
     ways: dict[str, Callable[[str], object]] = {
@@ -176,7 +177,7 @@ def test_other_filters_or_another_place_hold_from_the_checkpoint_of_the_changefe
     create(catalog, "one", "/lake/a")
     (lane,) = lanes.list_lanes(catalog, T, "one")
     lanes.attempt_stretch(catalog, lane, START + 4, "its record")
-    switch_changefeed(catalog, T, "one", FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, "one", ReaderState.STOPPED)
     update(catalog, "one", "/lake/b")
     (now,) = lanes.list_lanes(catalog, T, "one")
     assert (now.record, now.record_ts, now.checkpoint_ts, now.catch_up_ts) == ("", 0, START, START + 4)
@@ -212,9 +213,9 @@ def test_dead_letters_are_in_no_destination(catalog: Catalog) -> None:
             create(catalog, name, path, tenant)
     create(catalog, "two", "/lake/c", letters="/letters/here")
     create(catalog, "three", "/letters/here/csv")
-    switch_changefeed(catalog, T, "two", FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, "two", ReaderState.STOPPED)
     with pytest.raises(InvalidInput):
-        replications.update_replication(
+        changefeeds.update_changefeed(
             catalog, T, "two", sink_uri="file:///x", options=options("/lake/c", "/lake/a"), filters="{}", target_ts=0,
             hold_ms=0,
         )  # fmt: skip

@@ -24,13 +24,15 @@ from tests.kit.catalog_cases import (
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
 from tistream import ts as tso
-from tistream.admin.consumers import consumers_of
+from tistream.admin.changefeeds import changefeeds_of
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import changefeeds, consumer_members, lanes, tasks, workers
-from tistream.catalog.log.consumers import claim_partition
+from tistream.catalog.database.tables import changefeeds, consumer_members, consumers, lanes, tasks, workers
 from tistream.catalog.rows.tenants import TenantState
-from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, switch_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer, claim_partition
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import change_state, list_tenants, register_tenant
+from tistream.catalog.work.changefeeds import create_changefeed, fail_changefeed
 from tistream.catalog.work.core.lane_scope import TableScope
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.catalog.work.lanes import (
@@ -44,7 +46,6 @@ from tistream.catalog.work.lanes import (
     lanes_of,
     list_lanes,
 )
-from tistream.catalog.work.replications import create_replication, fail_replication
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import stop_task, tasks_of_tenants
@@ -108,14 +109,14 @@ class TestGauges:
         activate(catalog)
         with catalog.transaction() as conn:
             conn.execute(tasks.update().values(durable_ts=tso.compose(tso.physical_ms(START) + 9000)))
-        add_changefeed(catalog, T, "feed", START, partitions=3, idle_limit_ms=60_000)
-        add_changefeed(catalog, T, "unread", START, partitions=2, idle_limit_ms=0)
-        add_changefeed(catalog, T, "paused", START)
-        switch_changefeed(catalog, T, "paused", FeedState.STOPPED)
+        add_consumer(catalog, T, "feed", START, partitions=3, idle_limit_ms=60_000)
+        add_consumer(catalog, T, "unread", START, partitions=2, idle_limit_ms=0)
+        add_consumer(catalog, T, "paused", START)
+        CONSUMERS.switch(catalog, T, "paused", ReaderState.STOPPED)
         for member, lease_ms in (("a", 600_000), ("b", -1)):
             claim_partition(catalog, T, "feed", member, session=None, lease_ms=lease_ms)
         claim_partition(catalog, T, "feed", "a", session=None, lease_ms=600_000)  # takes those of b: it held none
-        shift(catalog, changefeeds.c.last_active_ms, -5000, changefeeds.c.changefeed_id == "unread")
+        shift(catalog, consumers.c.last_active_ms, -5000, consumers.c.consumer_id == "unread")
         found = shown(CatalogGauges(catalog, ManualClock()))
         feed, unread = ("7", "0", "feed"), ("7", "0", "unread")
         assert found["tistream_consumer_lag_seconds"] == {feed: 9, unread: 9}, "a paused one does not lag"
@@ -135,11 +136,11 @@ class TestGauges:
         with catalog.transaction() as conn:
             conn.execute(tasks.update().values(durable_ts=served_ts))
         for name in ("dr", "lake", "paused"):
-            create_replication(
+            create_changefeed(
                 catalog, T, name, START, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
                 scopes=[TableScope(number=n, of=2) for n in range(2)], target_ts=0, hold_ms=0,
             )  # fmt: skip
-        switch_changefeed(catalog, T, "paused", FeedState.STOPPED)
+        CHANGEFEEDS.switch(catalog, T, "paused", ReaderState.STOPPED)
         register_worker(catalog, "w", "replicate", "")
         wanted = [LaneAssignment(place.lane_id, "w", place.epoch) for place in lane_places(catalog)]
         assign_lanes(catalog, wanted, leader_epoch=elected(catalog))
@@ -165,7 +166,7 @@ class TestGauges:
         assert set(found["tistream_replication_lanes_stopped"].values()) == {0}, "the words of an error stop nothing"
         rest, alone = dr[1].scope.isolate("shop.orders")
         isolate(catalog, list_lanes(catalog, T, "dr")[1], rest, alone, {"code": "TS-1101"})
-        fail_replication(catalog, next(j.lane for j in lanes_of(catalog, "w", 1) if j.lane.changefeed_id == "lake"), {})
+        fail_changefeed(catalog, next(j.lane for j in lanes_of(catalog, "w", 1) if j.lane.changefeed_id == "lake"), {})
         found = shown(CatalogGauges(catalog, ManualClock()))
         assert found["tistream_replication_lanes_stopped"][*ids, "dr"] == 1
         assert (*ids, "lake", "failed") in found["tistream_replication_state"]
@@ -173,7 +174,7 @@ class TestGauges:
 
     def test_a_replication_does_not_lag_before_its_log_begins(self, catalog: Catalog) -> None:
         register_tenant(catalog, T)
-        create_replication(
+        create_changefeed(
             catalog, T, "early", None, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
             scopes=[TableScope(number=0, of=1)], target_ts=0, hold_ms=0,
         )  # fmt: skip
@@ -181,7 +182,7 @@ class TestGauges:
         assert found["tistream_replication_state"] == {("7", "0", "early", "normal"): 1}
         for name in ("lag", "unmoved"):
             assert found.get(f"tistream_replication_{name}_seconds", {}) == {}, "else it would lag since 1970"
-        (fact,) = consumers_of(catalog, T)
+        (fact,) = changefeeds_of(catalog, T)
         assert (fact["rpo"], fact["checkpoint_time"]) == (None, None)
 
     def test_a_replication_of_a_stream_that_has_ended_does_not_lag(self, catalog: Catalog) -> None:
@@ -189,7 +190,7 @@ class TestGauges:
         end_ts = tso.compose(tso.physical_ms(START) + 9000)
         with catalog.transaction() as conn:
             conn.execute(tasks.update().values(durable_ts=end_ts))
-        create_replication(
+        create_changefeed(
             catalog, T, "dr", START, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
             scopes=[TableScope(number=0, of=1)], target_ts=0, hold_ms=0,
         )  # fmt: skip
@@ -198,7 +199,7 @@ class TestGauges:
 
         def parts() -> list[float]:
             found = shown(CatalogGauges(catalog, ManualClock()))["tistream_replication_lag_seconds"]
-            (fact,) = consumers_of(catalog, T)
+            (fact,) = changefeeds_of(catalog, T)
             lag = [found["7", "0", "dr", part] for part in metrics.LAG_PARTS]
             assert [fact["rpo"][f"{part}_s"] for part in metrics.LAG_PARTS] == lag
             assert fact["rpo"]["total_s"] == sum(lag)

@@ -21,15 +21,18 @@ from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import record_assignments
 from tistream.catalog.database.tables import next_numbers
-from tistream.catalog.tenancy.changefeeds import (
-    FeedState,
-    add_changefeed,
-    get_changefeed,
-    list_changefeeds,
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import add_consumer
+from tistream.catalog.tenancy.log_readers import ReaderState
+from tistream.catalog.work import changefeeds, lanes
+from tistream.catalog.work.changefeeds import (
+    create_changefeed,
+    decide_refusal,
+    end_changefeed,
+    fail_changefeed,
     remove_changefeed,
-    switch_changefeed,
+    resume_changefeed,
 )
-from tistream.catalog.work import lanes, replications
 from tistream.catalog.work.core.lane_scope import (
     ISOLATED_MAX,
     TEXT_MAX,
@@ -43,13 +46,6 @@ from tistream.catalog.work.core.lane_scope import (
     with_skipped,
 )
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
-from tistream.catalog.work.replications import (
-    create_replication,
-    decide_refusal,
-    end_replication,
-    fail_replication,
-    resume_replication,
-)
 from tistream.catalog.work.workers import register_worker
 from tistream.clock import SystemClock
 from tistream.errors import Fenced, StateForbids, TsOutOfRange
@@ -70,7 +66,7 @@ def created(catalog: Catalog) -> None:
 
 
 def create(catalog: Catalog, target_ts: int = 0) -> bool:
-    return create_replication(
+    return create_changefeed(
         catalog, T, FEED, START, sink_uri="tikv://pd:2379", options="{}", filters="{}", scopes=[LOW, HIGH],
         target_ts=target_ts, hold_ms=86_400_000,
     )  # fmt: skip
@@ -101,7 +97,7 @@ def test_the_checkpoint_of_a_changefeed_is_the_lowest_of_its_lanes(catalog: Cata
     assert (low.lane.scope, high.lane.scope, low.lanes) == (LOW, HIGH, 2)
     assert finish(catalog, low, START + 9) == START
     assert finish(catalog, high, START + 4) == START + 4
-    assert get_changefeed(catalog, T, FEED).checkpoint_ts == START + 4
+    assert CHANGEFEEDS.get(catalog, T, FEED).checkpoint_ts == START + 4
     first = list_lanes(catalog, T, FEED)[0]
     assert (first.checkpoint_ts, first.attempted_ts, first.rows_done, first.bytes_done) == (START + 9, START + 9, 2, 10)
 
@@ -206,11 +202,11 @@ def test_dead_letters_are_counted_with_the_checkpoint_and_outlive_the_lanes(cata
     low, high = give(catalog, "a")
     lanes.finish_stretch(catalog, low.lane, START + 9, rows=1, size=1, letters=2)
     lanes.finish_stretch(catalog, high.lane, START + 5, rows=1, size=1, letters=3)
-    assert get_changefeed(catalog, T, FEED).dead_letters == 5
+    assert CHANGEFEEDS.get(catalog, T, FEED).dead_letters == 5
     lanes.replace_lanes(catalog, T, FEED, [KeyScope(range=KeyRange())])
     with pytest.raises(Fenced):
         lanes.finish_stretch(catalog, low.lane, START + 10, rows=1, size=1, letters=4)
-    assert get_changefeed(catalog, T, FEED).dead_letters == 5
+    assert CHANGEFEEDS.get(catalog, T, FEED).dead_letters == 5
 
 
 def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catalog) -> None:
@@ -229,7 +225,7 @@ def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catal
     assert stopped.error["commit_ts"] == str(START + 3)
     finish(catalog, low, START + 20)
     finish(catalog, high, START + 20)
-    assert get_changefeed(catalog, T, FEED).checkpoint_ts == START, "it waits for the stopped key"
+    assert CHANGEFEEDS.get(catalog, T, FEED).checkpoint_ts == START, "it waits for the stopped key"
     lanes.rescope(catalog, stopped, parse_scope(stopped.scope.text()))
     assert not list_lanes(catalog, T, FEED)[2].is_stopped
     with pytest.raises(Fenced):
@@ -238,18 +234,18 @@ def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catal
 
 def test_paused_failed_and_finished_changefeeds_are_not_written(catalog: Catalog) -> None:
     low, high = give(catalog, "a")
-    switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, FEED, ReaderState.STOPPED)
     assert owned(catalog, "a") == []
     assert lane_places(catalog) == [], "nor do they count where lanes are shared out"
-    resume_replication(catalog, T, FEED)
+    resume_changefeed(catalog, T, FEED)
     assert len(lane_places(catalog)) == 2
-    fail_replication(catalog, low.lane, {"code": "TS-1005", "message": "gone"})
-    failed = get_changefeed(catalog, T, FEED)
+    fail_changefeed(catalog, low.lane, {"code": "TS-1005", "message": "gone"})
+    failed = CHANGEFEEDS.get(catalog, T, FEED)
     assert (failed.state, failed.holds_log, failed.error) == (
-        FeedState.FAILED, True, {"code": "TS-1005", "message": "gone"},
+        ReaderState.FAILED, True, {"code": "TS-1005", "message": "gone"},
     )  # fmt: skip
     assert lane_places(catalog) == []
-    resume_replication(catalog, T, FEED, to_ts=START + 1)
+    resume_changefeed(catalog, T, FEED, to_ts=START + 1)
     assert [lane.checkpoint_ts for lane in list_lanes(catalog, T, FEED)] == [START + 1] * 2
     with pytest.raises(Fenced):
         finish(catalog, high, START + 4)
@@ -258,14 +254,14 @@ def test_paused_failed_and_finished_changefeeds_are_not_written(catalog: Catalog
     assert lane_places(catalog) == []
     create(catalog, target_ts=EDGE)
     for job in (jobs := give(catalog, "a")):
-        assert not end_replication(catalog, job.lane), "some lane is below the target"
+        assert not end_changefeed(catalog, job.lane), "some lane is below the target"
         finish(catalog, job, EDGE)
-    assert get_changefeed(catalog, T, FEED).state is FeedState.NORMAL, "its destination is told first"
-    assert end_replication(catalog, jobs[0].lane)
-    assert get_changefeed(catalog, T, FEED).state is FeedState.FINISHED
+    assert CHANGEFEEDS.get(catalog, T, FEED).state is ReaderState.NORMAL, "its destination is told first"
+    assert end_changefeed(catalog, jobs[0].lane)
+    assert CHANGEFEEDS.get(catalog, T, FEED).state is ReaderState.FINISHED
     assert lane_places(catalog) == []
     with pytest.raises(StateForbids):
-        resume_replication(catalog, T, FEED)
+        resume_changefeed(catalog, T, FEED)
 
 
 def test_no_checkpoint_lies_in_the_future(catalog: Catalog) -> None:
@@ -273,22 +269,22 @@ def test_no_checkpoint_lies_in_the_future(catalog: Catalog) -> None:
     although the watermark is not there yet."""
     now_ts = tso.compose(SystemClock().unix_ms())
     ahead = tso.compose(SystemClock().unix_ms() + 2 * CLOCK_SKEW_MAX_MS)
-    switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, FEED, ReaderState.STOPPED)
     for late_ts in (ahead, EDGE * 10):
         with pytest.raises(TsOutOfRange):
-            resume_replication(catalog, T, FEED, to_ts=late_ts)
+            resume_changefeed(catalog, T, FEED, to_ts=late_ts)
         with pytest.raises(TsOutOfRange):
-            add_changefeed(catalog, T, "reader", late_ts)
+            add_consumer(catalog, T, "reader", late_ts)
         with pytest.raises(TsOutOfRange):
-            create_replication(
+            create_changefeed(
                 catalog, T, "other", late_ts, sink_uri="tikv://pd:2379", options="{}", filters="{}", scopes=[LOW],
                 target_ts=0, hold_ms=1,
             )  # fmt: skip
-    before = get_changefeed(catalog, T, FEED)
-    assert (before.state, before.checkpoint_ts) == (FeedState.STOPPED, START)
-    assert [row.changefeed_id for row in list_changefeeds(catalog, T)] == [FEED]
-    resume_replication(catalog, T, FEED, to_ts=now_ts)
-    assert get_changefeed(catalog, T, FEED).checkpoint_ts == now_ts
+    before = CHANGEFEEDS.get(catalog, T, FEED)
+    assert (before.state, before.checkpoint_ts) == (ReaderState.STOPPED, START)
+    assert [row.name for row in CHANGEFEEDS.of_tenant(catalog, T)] == [FEED]
+    resume_changefeed(catalog, T, FEED, to_ts=now_ts)
+    assert CHANGEFEEDS.get(catalog, T, FEED).checkpoint_ts == now_ts
 
 
 def test_a_decision_names_its_change_and_is_safe_to_repeat(catalog: Catalog) -> None:
@@ -339,7 +335,7 @@ def test_a_resume_and_new_lanes_lock_in_one_order(catalog: Catalog, monkeypatch:
     location = orjson.dumps(
         {"location": {"cluster_id": 1, "keyspace_id": None, "range": ["", ""]}, "keys": {}}
     ).decode()
-    create_replication(
+    create_changefeed(
         catalog, T, "placed", START, sink_uri="tikv://pd:2379", options=location, filters="{}", scopes=[LOW, HIGH],
         target_ts=0, hold_ms=1,
     )  # fmt: skip
@@ -356,11 +352,11 @@ def test_a_resume_and_new_lanes_lock_in_one_order(catalog: Catalog, monkeypatch:
         return meet
 
     monkeypatch.setattr(lanes, "next_numbers", meeting(next_numbers))  # the lanes are locked, or nothing yet
-    monkeypatch.setattr(replications, "retry_lanes", meeting(lanes.retry_lanes))  # the counter is locked
+    monkeypatch.setattr(changefeeds, "retry_lanes", meeting(lanes.retry_lanes))  # the counter is locked
 
     def act(number: int) -> None:
         if number == 0:
-            resume_replication(catalog, T, "placed")
+            resume_changefeed(catalog, T, "placed")
         elif cut == "isolated":
             lanes.isolate(catalog, low.lane, rest, alone, {"code": "TS-1101", "message": "no"})
         else:

@@ -43,15 +43,8 @@ from tistream.catalog.log.seeds import add_seed, list_seeds, seed_segments_of
 from tistream.catalog.rows.bases import BaseRow, NewBase
 from tistream.catalog.rows.seeds import SeedRow
 from tistream.catalog.rows.segments import segment_in
-from tistream.catalog.tenancy.changefeeds import (
-    FeedState,
-    add_changefeed,
-    get_changefeed,
-    list_changefeeds,
-    move_checkpoint,
-    remove_changefeed,
-    switch_changefeed,
-)
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer, move_checkpoint, remove_consumer
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import get_tenant, kept_s, set_retention
 from tistream.codec.seed_file import manifest_key
 from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError, TsExpired, TsOutOfRange
@@ -307,22 +300,22 @@ class TestRetention:
         assert add_bases(catalog, T, built[2:], files) == frozenset()
 
     def test_changefeeds_hold_the_floor(self, catalog: Catalog) -> None:
-        assert add_changefeed(catalog, T, "a", START + 10)
-        assert not add_changefeed(catalog, T, "a", START + 10), "once more: its reply was lost"
+        assert add_consumer(catalog, T, "a", START + 10)
+        assert not add_consumer(catalog, T, "a", START + 10), "once more: its reply was lost"
         with pytest.raises(InvalidInput):
-            add_changefeed(catalog, T, "a", START + 11)
+            add_consumer(catalog, T, "a", START + 11)
         assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 11)
-        switch_changefeed(catalog, T, "a", FeedState.STOPPED)
+        CONSUMERS.switch(catalog, T, "a", ReaderState.STOPPED)
         assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 11), "a stopped one holds as well"
         assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 10)
         assert move_checkpoint(catalog, T, "a", START + 12).checkpoint_ts == START + 12
         assert raise_floor(catalog, T, seen_floor=START + 10, to_ts=START + 12)
         with pytest.raises(TsExpired):
-            add_changefeed(catalog, T, "late", START + 11)
-        assert [remove_changefeed(catalog, T, "a") for _ in range(2)] == [True, False]
+            add_consumer(catalog, T, "late", START + 11)
+        assert [remove_consumer(catalog, T, "a") for _ in range(2)] == [True, False]
         assert raise_floor(catalog, T, seen_floor=START + 12, to_ts=EDGE)
-        assert add_changefeed(catalog, T, "b", None)
-        assert get_changefeed(catalog, T, "b").start_ts == EDGE
+        assert add_consumer(catalog, T, "b", None)
+        assert CONSUMERS.get(catalog, T, "b").start_ts == EDGE
 
     def test_a_changefeed_begins_where_the_log_is_or_is_refused(self, catalog: Catalog) -> None:
         """Whoever comes first: a floor above a changefeed that holds is never seen."""
@@ -331,33 +324,33 @@ class TestRetention:
             if n % 2:
                 return raise_floor(catalog, T, seen_floor=0, to_ts=START + 30)
             try:
-                return add_changefeed(catalog, T, f"feed-{n}", START + 10)
+                return add_consumer(catalog, T, f"feed-{n}", START + 10)
             except TsExpired:
                 return False
 
         won = together(4, act)
         raised = get_tenant(catalog, T).floor_ts == START + 30
         assert raised == (won[1] or won[3])
-        assert raised == (list_changefeeds(catalog, T) == [])
+        assert raised == (CONSUMERS.of_tenant(catalog, T) == [])
 
     def test_a_checkpoint_never_falls_and_ends_at_its_target(self, catalog: Catalog) -> None:
-        assert add_changefeed(catalog, T, "a", START + 1, target_ts=START + 30, partitions=2)
+        assert add_consumer(catalog, T, "a", START + 1, target_ts=START + 30, partitions=2)
         row = move_checkpoint(catalog, T, "a", START + 20)
-        assert (row.state, row.target_ts) == (FeedState.NORMAL, START + 30)
+        assert (row.state, row.target_ts) == (ReaderState.NORMAL, START + 30)
         assert move_checkpoint(catalog, T, "a", START + 20).checkpoint_ts == START + 20
         with pytest.raises(Fenced) as caught:
             move_checkpoint(catalog, T, "a", START + 19)
         assert caught.value.facts["checkpoint_ts"] == str(START + 20)
         with pytest.raises(TsOutOfRange):
             move_checkpoint(catalog, T, "a", EDGE + 1)
-        assert move_checkpoint(catalog, T, "a", START + 30).state is FeedState.FINISHED
+        assert move_checkpoint(catalog, T, "a", START + 30).state is ReaderState.FINISHED
         with pytest.raises(Fenced):
-            switch_changefeed(catalog, T, "a", FeedState.NORMAL)
+            CONSUMERS.switch(catalog, T, "a", ReaderState.NORMAL)
         assert raise_floor(catalog, T, seen_floor=0, to_ts=EDGE), "a finished one holds nothing"
         with pytest.raises(NotFound):
             move_checkpoint(catalog, T, "b", START + 30)
         with pytest.raises(NotFound):
-            add_changefeed(catalog, OTHER, "a", START)
+            add_consumer(catalog, OTHER, "a", START)
 
     def test_safe_points_hold_the_floor_until_they_end(self, catalog: Catalog) -> None:
         set_safe_point(catalog, T, "backfill", START + 10, 3600)

@@ -20,7 +20,7 @@ from tests.kit.made_rows import table_of
 from tests.kit.row_encoder import encode_v2
 from tests.kit.service_cluster import ServiceCluster
 from tistream import ts as tso
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.clock import SystemClock
 from tistream.codec.table_key import record_key
 from tistream.ids import Tenant
@@ -90,7 +90,7 @@ def threads_of_a_changefeed(cluster: ServiceCluster, tenant: Tenant, uri: str, l
     def is_finished() -> bool:
         nonlocal most
         most = max(most, len(os.listdir(tasks)))
-        return get_changefeed(cluster.catalog, tenant, "feed").state == "finished"
+        return CHANGEFEEDS.get(cluster.catalog, tenant, "feed").state == "finished"
 
     cluster.wait_for("the changefeed is finished", is_finished)
     return most

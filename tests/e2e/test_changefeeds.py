@@ -31,7 +31,7 @@ from tests.kit.ticdc import message_text
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.catalog.rows.workers import WorkerKind
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.work.lanes import list_lanes
 from tistream.catalog.work.workers import list_workers
 from tistream.clock import SystemClock
@@ -88,7 +88,7 @@ def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster,
     cluster.wait_for("the other took over", lambda: {lane.owner for lane in lanes(cluster)} == {"replicate-2"})
     cluster.processes["replicate-2"].kill()
     run(cluster, "replicate-2", "replicate-1")
-    cluster.wait_for("the end", lambda: get_changefeed(cluster.catalog, TENANT, "lake").state == "finished")
+    cluster.wait_for("the end", lambda: CHANGEFEEDS.get(cluster.catalog, TENANT, "lake").state == "finished")
 
     wanted: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for entry in expected("ticdc-canal-json-tidb"):

@@ -116,10 +116,10 @@ def _operate(url: str, owner: str) -> None:
         again = {"ts": seed["ts"], "table_id": seed["table_id"]}
         assert ask("POST", f"{TENANT}/seeds", 200, json=again) == seed
         assert ask("PATCH", TENANT, 200, json={"retention_s": 86400})["retention_s"] == 86400
-        feed = {"changefeed_id": "warehouse", "start_ts": "earliest"}
-        started = ask("POST", f"{TENANT}/changefeeds", 201, json=feed)["start_ts"]
+        feed = {"consumer_id": "warehouse", "start_ts": "earliest"}
+        started = ask("POST", f"{TENANT}/consumers", 201, json=feed)["start_ts"]
         holds = ask("GET", f"{TENANT}/retention", 200)["holds"]
-        assert ("changefeed warehouse (normal)", started) in [(hold["by"], hold["ts"]) for hold in holds]
+        assert ("consumer warehouse (normal)", started) in [(hold["by"], hold["ts"]) for hold in holds]
         ask("PUT", f"{TENANT}/safe-point/backfill", 200, json={"safe_ts": started})
         assert ask("POST", f"{TENANT}/push-credentials", 409)["code"] == "TS-1014"  # no role is configured
         ask("POST", f"{TENANT}/stores/9/incarnations", 201)

@@ -15,15 +15,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from apiserver.control.replications import Replications, Wanted
+from apiserver.control.changefeed_control import ChangefeedControl, ChangefeedSettings
 from reading.filters import part_name
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.console_look import ARTEFACTS, Scheme, Tabs, chromium, no_tab_is_left  # noqa: F401
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.stream_world import served
-from tistream.catalog.log.consumers import claim_partition
-from tistream.catalog.tenancy.changefeeds import add_changefeed
+from tistream.catalog.tenancy.consumers import add_consumer, claim_partition
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.lanes import isolate, list_lanes
 from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
@@ -39,6 +38,7 @@ PAGES = {
     "awaiting": "/tenants/1/2",
     "stopped": "/tenants/2/7",
     "keyspace": "/tenants/1/3",
+    "consumers": "/tenants/1/1/consumers",
     "changefeeds": "/tenants/1/1/changefeeds",
     "changefeed": "/tenants/1/1/changefeeds/lake",
     "missing": "/tenants/9/9",
@@ -72,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         LogBuilder(world.catalog, world.store, tenant=STOPPED).activate()
         rows = entry_rows([Entry(recording_end() - 1, b"user:1\xff", b"Ada", 2_000_000_000)])
         EntryLog(world.catalog, world.store, tenant=KEYSPACE, rows=rows).build(1)
-        add_changefeed(world.catalog, TENANT, "warehouse", None, partitions=2)
+        add_consumer(world.catalog, TENANT, "warehouse", None, partitions=2)
         claim_partition(world.catalog, TENANT, "warehouse", "loader-1", session=None, lease_ms=600_000)
         replicated(world, tmp_path_factory.mktemp("lake"))
         task = list_tasks(world.catalog, STOPPED)[3]
@@ -83,8 +83,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def replicated(world: ApiWorld, folder: Path) -> None:
     """A changefeed to a folder, with a refused change."""
-    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json&file-size=8388608&enable-tidb-extension=true")
-    run = Replications(
+    wanted = ChangefeedSettings(
+        sink_uri=f"file://{folder}?protocol=canal-json&file-size=8388608&enable-tidb-extension=true"
+    )
+    run = ChangefeedControl(
         catalog=world.catalog, clock=world.services.clock, registry=world.services.registry, outbound=NO_TERMS
     )
     run.create(TENANT, "lake", None, wanted, lanes=3, actor="")
@@ -103,7 +105,7 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: S
     if name == "keyspace":
         expect(page.locator("ts-tail .put em")).to_have_text(r"user:1\xff")
         expect(page.locator("#keyspace")).to_contain_text("RawDeleteRange is invisible")
-    if name not in ("overview", "changefeeds", "changefeed", "missing"):
+    if name not in ("overview", "consumers", "changefeeds", "changefeed", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
         expect(page.locator("ts-lag-chart p")).not_to_have_text("No data yet.")
     page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)

@@ -19,10 +19,10 @@ from reading.rows.scope import Scope
 from tests.kit.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.database import tables
-from tistream.catalog.log.consumers import readers_of
-from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, get_changefeed, switch_changefeed
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer, parts_of
+from tistream.catalog.tenancy.log_readers import ReaderState
 
-FEED = f"{BASE}/changefeeds/feed"
+FEED = f"{BASE}/consumers/feed"
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
 def no_feed(world: ApiWorld) -> Iterator[None]:
     yield
     with world.catalog.transaction() as conn:
-        for table in (tables.changefeeds, tables.consumer_partitions, tables.consumer_members):
+        for table in (tables.consumers, tables.consumer_partitions, tables.consumer_members):
             conn.execute(table.delete())
 
 
 def register(world: ApiWorld, *, partitions: int = 1, **filters: str) -> None:
-    add_changefeed(world.catalog, TENANT, "feed", None, partitions=partitions, filters=orjson.dumps(filters).decode())
+    add_consumer(world.catalog, TENANT, "feed", None, partitions=partitions, filters=orjson.dumps(filters).decode())
 
 
 def pull(world: ApiWorld, **params: Any) -> httpx2.Response:
@@ -95,10 +95,10 @@ def test_each_change_is_acknowledged_once_and_none_is_skipped(world: ApiWorld) -
             sessions[process] = answer.headers["TiStream-Session"]
             if "TiStream-Next-Cursor" in answer.headers:
                 hands[process] = answer
-        if get_changefeed(world.catalog, TENANT, "feed").checkpoint_ts == world.services.served(TENANT).resolved:
+        if CONSUMERS.get(world.catalog, TENANT, "feed").checkpoint_ts == world.services.served(TENANT).resolved:
             break
     assert refused > 0, "some came too late"
-    assert get_changefeed(world.catalog, TENANT, "feed").checkpoint_ts == world.services.served(TENANT).resolved
+    assert CONSUMERS.get(world.catalog, TENANT, "feed").checkpoint_ts == world.services.served(TENANT).resolved
     whole = [orjson.dumps(event) for event in world.events() if event.get("type") != "resolved"]
     assert sorted(orjson.dumps(orjson.loads(line)) for line in done) == sorted(whole)
 
@@ -137,7 +137,7 @@ def test_what_is_not_of_this_partition_and_epoch_is_refused(world: ApiWorld) -> 
     register(world, partitions=2)
     first = pull(world, member="a", limit=100)
     assert acknowledge(world, next_cursor(world.ok())).json()["code"] == "TS-1003", "a cursor of a plain pull"
-    other = world.http.post(f"{BASE}/changefeeds/other:acknowledge", json={"cursor": next_cursor(first)})
+    other = world.http.post(f"{BASE}/consumers/other:acknowledge", json={"cursor": next_cursor(first)})
     assert other.json()["code"] == "TS-1003"
     again = pull(world, member="a", limit=100)
     refused = acknowledge(world, next_cursor(first))
@@ -145,7 +145,7 @@ def test_what_is_not_of_this_partition_and_epoch_is_refused(world: ApiWorld) -> 
     assert acknowledge(world, next_cursor(again)).status_code == 200
     stale = pull(world, member="a", session=first.headers["TiStream-Session"])
     assert (stale.status_code, stale.json()["code"]) == (409, "TS-1050")
-    moved = [p.checkpoint_ts > world.log.start_ts for p in readers_of(world.catalog, TENANT)["feed"].partitions]
+    moved = [p.checkpoint_ts > world.log.start_ts for p in parts_of(world.catalog, TENANT)["feed"].partitions]
     assert moved.count(True) == 1
 
 
@@ -153,9 +153,9 @@ def test_a_paused_one_is_refused_and_a_reset_reads_again(world: ApiWorld) -> Non
     register(world)
     first = pull(world, limit=200_000)
     acknowledge(world, next_cursor(first))
-    switch_changefeed(world.catalog, TENANT, "feed", FeedState.STOPPED)
+    CONSUMERS.switch(world.catalog, TENANT, "feed", ReaderState.STOPPED)
     assert pull(world).json()["code"] == "TS-1014"
-    switch_changefeed(world.catalog, TENANT, "feed", FeedState.NORMAL)
+    CONSUMERS.switch(world.catalog, TENANT, "feed", ReaderState.NORMAL)
     assert world.http.post(f"{FEED}:reset", json={"to": "earliest"}).status_code == 200
     assert pull(world, limit=200_000).content == first.content
     assert world.http.post(f"{FEED}:reset", json={"to": "0"}).status_code == 410

@@ -22,7 +22,7 @@ from tests.kit.api_world import BASE
 from tests.kit.log_builder import TENANT
 from tests.kit.stream_world import StreamWorld, stream_world
 from tests.kit.waiting import WAIT_S, eventually
-from tistream.catalog.tenancy.changefeeds import add_changefeed, get_changefeed
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer
 from tistream.ids import Tenant
 
 IDLE = 150
@@ -99,12 +99,12 @@ def test_a_cursor_of_somebody_else_is_refused(world: StreamWorld, path: str, tex
 
 @pytest.mark.parametrize("body", BAD_ACKNOWLEDGEMENTS)
 def test_a_consumer_acknowledges_nothing_with_a_cursor_that_is_none(world: StreamWorld, body: bytes) -> None:
-    add_changefeed(world.api.catalog, TENANT, "all", None)
-    before = get_changefeed(world.api.catalog, TENANT, "all")
-    answer = world.api.http.post(f"{BASE}/changefeeds/all:acknowledge", json={"cursor": made_by_hand(body, b"c")})
+    add_consumer(world.api.catalog, TENANT, "all", None)
+    before = CONSUMERS.get(world.api.catalog, TENANT, "all")
+    answer = world.api.http.post(f"{BASE}/consumers/all:acknowledge", json={"cursor": made_by_hand(body, b"c")})
     assert answer.status_code in (400, 409), answer.text
     assert answer.json()["code"] in ("TS-1003", "TS-1001", "TS-1014"), answer.text
-    assert get_changefeed(world.api.catalog, TENANT, "all").checkpoint_ts == before.checkpoint_ts
+    assert CONSUMERS.get(world.api.catalog, TENANT, "all").checkpoint_ts == before.checkpoint_ts
 
 
 @pytest.mark.parametrize(

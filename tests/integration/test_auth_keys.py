@@ -18,7 +18,7 @@ from tests.kit.auth_site import MINE, OTHER, Site, is_problem
 from tests.kit.catalog_cases import new_catalog, together
 from tests.kit.overheard import overheard
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import list_changefeeds
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.keys import get_key, list_keys, revoke_key
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work import stores
@@ -104,21 +104,21 @@ def test_only_who_can_remove_a_consumer_lets_it_hold_the_log_for_long(site: Site
     reader, admin = site.key(Role.CONSUMER, MINE), site.key(Role.TENANT_ADMIN, MINE)
     most = CONSUMER_IDLE_HOURS_DEFAULT * 3600
     for n, (limit_s, allowed) in enumerate([(None, True), (60, True), (most, True), (0, False), (most + 1, False)]):
-        body = {"changefeed_id": f"hold{n}", "idle_limit_s": limit_s}
-        made = site.ask("POST", "/v1/clusters/1/tenants/1/changefeeds", reader, json=body)
+        body = {"consumer_id": f"hold{n}"} | ({} if limit_s is None else {"idle_limit_s": limit_s})
+        made = site.ask("POST", "/v1/clusters/1/tenants/1/consumers", reader, json=body)
         assert made.status_code == 201 if allowed else is_problem(made, 403, "TS-1081")
-        assert site.ask("POST", "/v1/clusters/1/tenants/1/changefeeds", admin, json=body).status_code in (200, 201)
+        assert site.ask("POST", "/v1/clusters/1/tenants/1/consumers", admin, json=body).status_code in (200, 201)
 
 
-def test_a_tenant_has_a_bounded_number_of_changefeeds_and_stores(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_has_a_bounded_number_of_consumers_and_stores(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, pusher = site.key(Role.CONSUMER, MINE), site.key(Role.PUSHER, MINE)
-    monkeypatch.setattr("tistream.catalog.tenancy.changefeeds.CHANGEFEEDS_MAX", 30)
+    monkeypatch.setattr(CONSUMERS, "_most", 30)
     monkeypatch.setattr("tistream.catalog.work.stores.STORES_MAX", 30)
     at = "/v1/clusters/1/tenants/1"
-    feeds = [site.ask("POST", f"{at}/changefeeds", reader, json={"changefeed_id": f"n{n}"}) for n in range(31)]
+    feeds = [site.ask("POST", f"{at}/consumers", reader, json={"consumer_id": f"n{n}"}) for n in range(31)]
     assert is_problem(feeds[-1], 409, "TS-1014")
-    assert len(list_changefeeds(site.parts.catalog, MINE)) == 30
-    assert site.ask("POST", f"{at}/changefeeds", reader, json={"changefeed_id": "n0"}).status_code == 200
+    assert len(CONSUMERS.of_tenant(site.parts.catalog, MINE)) == 30
+    assert site.ask("POST", f"{at}/consumers", reader, json={"consumer_id": "n0"}).status_code == 200
     stores = [site.ask("POST", f"{at}/stores/{1000 + n}/incarnations", pusher) for n in range(31)]
     assert is_problem(stores[-1], 409, "TS-1014")
     assert site.ask("POST", f"{at}/stores/1000/incarnations", pusher).status_code == stores[0].status_code < 300

@@ -184,13 +184,13 @@ def test_no_get_changes_anything(site: Site) -> None:
         for method, path, _ in site.routes():
             if method == "GET" and not path.endswith(("changes:stream", "/live")):
                 filled = fill(re.sub(r"\{(\w+)(?::\w+)?\}", lambda m: names.get(m[1], m[0]), path))
-                filled += "?start_ts=earliest" if "/changes" in path and "/changefeeds/" not in path else ""
+                filled += "?start_ts=earliest" if "/changes" in path and "/consumers/" not in path else ""
                 yield filled, site.get(filled, key, headers={"Sec-Fetch-Site": "cross-site"}).status_code
 
     answered = sum(status == 200 for _, status in walk())
     assert answered > 40, "and what is derived from the log is kept now"
-    feed = {"changefeed_id": "1", "start_ts": "earliest"}
-    assert site.ask("POST", "/v1/clusters/1/tenants/1/changefeeds", key, json=feed).status_code == 201
+    consumer = {"consumer_id": "1", "start_ts": "earliest"}
+    assert site.ask("POST", "/v1/clusters/1/tenants/1/consumers", key, json=consumer).status_code == 201
     before = rows_of(site)
     for address, status in walk():
         assert rows_of(site) == before, (address, status)

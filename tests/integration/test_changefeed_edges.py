@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from sqlalchemy import update
 
-from apiserver.control.replications import Wanted
+from apiserver.control.changefeed_control import ChangefeedSettings
 from reading.log.memory import ReadMemory
 from replicator.lane_run import LaneRun
 from tests.kit.dead_letters import CANAL
@@ -23,7 +23,7 @@ from tistream.catalog.database.tables import changefeeds
 from tistream.catalog.log.bases import add_bases
 from tistream.catalog.log.retention import raise_floor
 from tistream.catalog.rows.bases import KEY_RANGE, NewBase
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.ids import Tenant
 from tistream.model import change
@@ -44,7 +44,7 @@ def test_who_begins_where_retention_has_been_is_told_that_keys_are_missing(
         assert add_bases(catalog, T, [base], {})
         assert raise_floor(catalog, T, seen_floor=0, to_ts=floor_ts)
     with recovery() as served:
-        wanted = Wanted(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms")
+        wanted = ChangefeedSettings(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms")
         _, notes = control_of(catalog, log.store).create(T, "dr", start_ts, wanted, lanes=1, actor="")
     told = [note for note in notes if "do not reach the destination" in note and "backup-ts" in note]
     assert bool(told) is is_told, notes
@@ -58,7 +58,7 @@ def test_an_outage_of_the_source_costs_a_changefeed_its_log_only_when_it_is_behi
     log = LogBuilder(catalog, MemoryStore()).activate()
     cuts = log.cuts(3)
     log.flush(cuts[0])
-    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}"))
+    feed = Feed(catalog, log, ChangefeedSettings(sink_uri=f"file://{tmp_path}/lake?{CANAL}"))
     run = feed.run("a")
     feed.write(run)
     if is_behind:
@@ -73,7 +73,7 @@ def test_an_outage_of_the_source_costs_a_changefeed_its_log_only_when_it_is_behi
             run.core.confirmed(feed.clock.monotonic())
             feed.clock.advance(run.turn(lambda: feed.services.served(T)))
     log.flush(cuts[2])
-    assert get_changefeed(catalog, T, FEED).holds_log is not is_behind
+    assert CHANGEFEEDS.get(catalog, T, FEED).holds_log is not is_behind
     assert raise_floor(catalog, T, seen_floor=0, to_ts=cuts[2] - 1) == is_behind
     run.close()
 
@@ -96,7 +96,9 @@ def large_transaction(catalog: Catalog, folder: Path, count: int, text: bytes) -
     whole = whole.sort_by([(name, "ascending") for name in ("table_id", "commit_ts", "start_ts", "key")])
     log = LogBuilder(catalog, MemoryStore(), rows=whole, rows_per_object=50)
     log.build(1)
-    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{folder}/lake?{CANAL}", filters={"tables": "shop_arch.*"}))
+    feed = Feed(
+        catalog, log, ChangefeedSettings(sink_uri=f"file://{folder}/lake?{CANAL}", filters={"tables": "shop_arch.*"})
+    )
     feed.services.reader._cache_bytes_max = 0
     return feed
 

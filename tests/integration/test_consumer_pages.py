@@ -1,4 +1,4 @@
-"""The console's pages of changefeeds, their forms, and consumers in the lag of a tenant."""
+"""The console's pages of consumers and changefeeds, their forms, and consumers in the lag of a tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apiserver.app import create_app
-from apiserver.control.replications import Replications, Wanted
+from apiserver.control.changefeed_control import ChangefeedControl, ChangefeedSettings
 from reading.filters import part_name
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
@@ -22,14 +22,9 @@ from tests.kit.stream_world import served
 from tistream import ts as tso
 from tistream.admin.core.lag_sentence import LATE_S
 from tistream.catalog.database import tables
-from tistream.catalog.log.consumers import claim_partition, readers_of
-from tistream.catalog.tenancy.changefeeds import (
-    FeedState,
-    add_changefeed,
-    get_changefeed,
-    list_changefeeds,
-    switch_changefeed,
-)
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer, claim_partition, parts_of
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.lanes import (
     LaneAssignment,
@@ -45,7 +40,8 @@ from tistream.cli.main import command_line
 from tistream.ids import Tenant
 from tistream.outbound.policy import NO_TERMS
 
-PAGE = "/tenants/1/1/changefeeds"
+PAGE = "/tenants/1/1/consumers"
+FEEDS = "/tenants/1/1/changefeeds"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
@@ -53,7 +49,7 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 def world(tmp_path: Path) -> Iterator[ApiWorld]:
     with api_world(tmp_path, rows=committed_rows().slice(0, 3000)) as made:
         made.log.build(1, upto=made.log.cuts(2)[0])
-        add_changefeed(made.catalog, TENANT, "dwh", None, partitions=3)
+        add_consumer(made.catalog, TENANT, "dwh", None, partitions=3)
         claim_partition(made.catalog, TENANT, "dwh", "loader-1", session=None, lease_ms=90_000)
         yield made
 
@@ -66,7 +62,7 @@ def text(world: ApiWorld, path: str, status: int = 200) -> str:
 
 def test_a_consumer_is_shown_with_its_members_and_what_it_holds(world: ApiWorld) -> None:
     shown = text(world, PAGE)
-    assert "dwh consumer normal" in shown
+    assert "dwh normal" in shown
     assert re.search(r"loader-1 0, 1, 2 [0-9.]+ m?s 1 min (2\d|30) s left", shown), shown
     assert "is kept until it has been idle for 30 d" in shown
     assert "Not read" not in shown
@@ -74,11 +70,13 @@ def test_a_consumer_is_shown_with_its_members_and_what_it_holds(world: ApiWorld)
     assert [(p["partition"], p["member"]) for p in item["partitions"]] == [(n, "loader-1") for n in range(3)]
     with world.catalog.transaction() as conn:
         conn.execute(tables.consumer_members.update().values(expires_ms=1))
-        conn.execute(tables.changefeeds.update().values(last_active_ms=1))
+        conn.execute(tables.consumers.update().values(last_active_ms=1))
     shown = text(world, PAGE)
     assert "It holds no log: it has been idle for longer than its limit of 30 d." in shown
     assert "Not read: partitions 0, 1, 2 of 3." in shown
-    assert 'href="/tenants/1/1/changefeeds"' in world.http.get("/tenants/1/1").text
+    of_tenant = world.http.get("/tenants/1/1").text
+    assert f'href="{PAGE}"' in of_tenant
+    assert f'href="{FEEDS}"' in of_tenant
 
 
 def test_forms_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld) -> None:
@@ -92,17 +90,17 @@ def test_forms_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld) -> Non
     }
     seen = []
     for verb, words in forms.items():
-        before = list_changefeeds(world.catalog, TENANT)[0], readers_of(world.catalog, TENANT)
+        before = CONSUMERS.of_tenant(world.catalog, TENANT)[0], parts_of(world.catalog, TENANT)
         assert words in text(world, f"{PAGE}/dwh/{verb}")
-        (row,) = list_changefeeds(world.catalog, TENANT)
+        (row,) = CONSUMERS.of_tenant(world.catalog, TENANT)
         assert (row.state, row.checkpoint_ts) == (before[0].state, before[0].checkpoint_ts), "only said"
-        assert readers_of(world.catalog, TENANT) == before[1]
+        assert parts_of(world.catalog, TENANT) == before[1]
         assert world.http.post(f"{PAGE}/dwh/{verb}", headers=OURS, follow_redirects=False).status_code == 303
-        seen += [(f.state, f.checkpoint_ts) for f in list_changefeeds(world.catalog, TENANT)]
+        seen += [(f.state, f.checkpoint_ts) for f in CONSUMERS.of_tenant(world.catalog, TENANT)]
     start = world.log.start_ts
-    normal, stopped = FeedState.NORMAL, FeedState.STOPPED
+    normal, stopped = ReaderState.NORMAL, ReaderState.STOPPED
     assert seen == [(normal, resolved), (normal, start), (stopped, start), (normal, start)]
-    assert "No changefeeds yet" in text(world, PAGE)
+    assert "No consumers yet" in text(world, PAGE)
     text(world, f"{PAGE}/dwh/reset", status=404)
 
 
@@ -112,10 +110,10 @@ def test_the_overview_says_no_0_beside_what_is_late(world: ApiWorld) -> None:
     for behind_s, slow in ((LATE_S - 1, 0), (LATE_S + 1, 1)):
         at = world.services.served(TENANT).resolved - tso.compose(behind_s * 1000)
         with world.catalog.transaction() as conn:
-            conn.execute(tables.changefeeds.update().values(checkpoint_ts=at))
+            conn.execute(tables.consumers.update().values(checkpoint_ts=at))
         problems = len(world.http.get("/overview.json").json()["problems"])
         shown = text(world, "/overview")
-        assert f" Problems {problems + late + slow} 1 tenant late{', 1 changefeed late' * slow} " in shown
+        assert f" Problems {problems + late + slow} 1 tenant late{', 1 consumer late' * slow} " in shown
 
 
 def test_the_page_of_a_deleted_tenant_asks_nobody_to_push(world: ApiWorld) -> None:
@@ -139,25 +137,25 @@ def test_lag_names_the_consumer_that_is_late(world: ApiWorld) -> None:
         shown = CliRunner().invoke(command_line(), ["lag", "--url", server.url]).output
         assert re.search(r"consumer dwh: \d.* behind the watermark, 1 member", shown), shown
     found = world.http.get(f"{BASE}/lag").json()
-    (consumer,) = found["consumers"]
-    assert consumer["members"] == 1
-    checkpoint = get_changefeed(world.catalog, TENANT, "dwh").checkpoint_ts
+    (consumer,) = found["readers"]
+    assert (consumer["kind"], consumer["name"], consumer["members"]) == ("consumer", "dwh", 1)
+    checkpoint = CONSUMERS.get(world.catalog, TENANT, "dwh").checkpoint_ts
     assert consumer["lag_s"] == ((world.services.served(TENANT).resolved >> 18) - (checkpoint >> 18)) / 1000
-    switch_changefeed(world.catalog, TENANT, "dwh", FeedState.STOPPED)
-    assert world.http.get(f"{BASE}/lag").json()["consumers"] == [], "a paused one is not late"
+    CONSUMERS.switch(world.catalog, TENANT, "dwh", ReaderState.STOPPED)
+    assert world.http.get(f"{BASE}/lag").json()["readers"] == [], "a paused one is not late"
 
 
-def control(world: ApiWorld) -> Replications:
-    return Replications(
+def control(world: ApiWorld) -> ChangefeedControl:
+    return ChangefeedControl(
         catalog=world.catalog, clock=world.services.clock, registry=world.services.registry, outbound=NO_TERMS
     )
 
 
 def replicated(world: ApiWorld, folder: Path) -> str:
     """A changefeed to a folder; the address of its page."""
-    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json", dead_letter=f"file://{folder}-dead")
+    wanted = ChangefeedSettings(sink_uri=f"file://{folder}?protocol=canal-json", dead_letter=f"file://{folder}-dead")
     assert control(world).create(TENANT, "lake", None, wanted, lanes=None, actor="")[0]
-    return f"{PAGE}/lake"
+    return f"{FEEDS}/lake"
 
 
 def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world: ApiWorld, tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world:
     assert f"Dead letters 3 refused changes in file://{tmp_path}/lake-dead" in shown
     assert re.search(r"0 tables 1 of 2 writes replicate-1 \S+ \S+ [0-9.]+ m?s ago 1,234 4.9 KiB", shown), shown
     assert re.search(r"2 table shop.t<b> stopped by a refused change Retry lane 2 … Skip lane 2 …", shown), shown
-    assert "1,234 changes, 4.9 KiB written by 3 lanes" in text(world, PAGE)
+    assert "1,234 changes, 4.9 KiB written by 3 lanes" in text(world, FEEDS)
     assert world.http.get(f"{page}.json").json()["item"]["done"] == {"rows": 1234, "bytes": 5000}
 
 
@@ -218,15 +216,15 @@ def test_forms_of_a_replication_say_what_they_do_and_do_it_when_confirmed(world:
     error = {"code": "TS-1101", "message": "no", "db": "shop", "table": "orders", "key": "7a"}
     isolate(world.catalog, lane, rest, alone, {**error, "commit_ts": str(lane.checkpoint_ts + 5)})
 
-    def state() -> tuple[FeedState, list[bool], int]:
+    def state() -> tuple[ReaderState, list[bool], int]:
         found = list_lanes(world.catalog, TENANT, "lake")
         skipped = sum(len(lane.scope.skipped) for lane in found)
-        return get_changefeed(world.catalog, TENANT, "lake").state, [lane.is_stopped for lane in found], skipped
+        return CHANGEFEEDS.get(world.catalog, TENANT, "lake").state, [lane.is_stopped for lane in found], skipped
 
     forms = [
-        ("pause", "are kept", (FeedState.STOPPED, [False, False, True], 0)),
-        ("skip?lane=2", "is never written", (FeedState.STOPPED, [False, False, False], 1)),
-        ("resume", "Writing continues above", (FeedState.NORMAL, [False, False, False], 1)),
+        ("pause", "are kept", (ReaderState.STOPPED, [False, False, True], 0)),
+        ("skip?lane=2", "is never written", (ReaderState.STOPPED, [False, False, False], 1)),
+        ("resume", "Writing continues above", (ReaderState.NORMAL, [False, False, False], 1)),
     ]
     text(world, f"{page}/rebalance", status=409)
     shown = world.http.get(f"{page}/skip?lane=2").text

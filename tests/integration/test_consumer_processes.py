@@ -21,8 +21,9 @@ from tests.kit.log_builder import TENANT
 from tests.kit.recording import committed_rows
 from tests.kit.stream_world import served
 from tests.kit.waiting import eventually
-from tistream.catalog.log import consumers
-from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, get_changefeed
+from tistream.catalog.tenancy import consumers
+from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer
+from tistream.catalog.tenancy.log_readers import ReaderState
 
 ROWS = 3000  # of the recording
 #: a member that writes each batch to its file, waits for a line of its input, and acknowledges the batch
@@ -129,7 +130,7 @@ def test_each_change_is_acknowledged_once(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         half, end = world.log.cuts(2)
         world.log.build(4, upto=half)
-        add_changefeed(world.catalog, TENANT, "feed", None, partitions=3, target_ts=end)
+        add_consumer(world.catalog, TENANT, "feed", None, partitions=3, target_ts=end)
         paths = [tmp_path / name for name in ("stopped", "killed", "first", "second")]
 
         def start(name: str, path: Path) -> Member:
@@ -150,7 +151,7 @@ def test_each_change_is_acknowledged_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert code == 0
         assert b"fenced" in said, "its batch had come again elsewhere"
         assert second.ends()[0] == 0
-        assert get_changefeed(world.catalog, TENANT, "feed").state is FeedState.FINISHED
+        assert CONSUMERS.get(world.catalog, TENANT, "feed").state is ReaderState.FINISHED
         whole = [orjson.dumps(event) for event in world.events(end_ts=end) if event.get("type") != "resolved"]
     rows = acknowledged(heard, paths, world.log.start_ts)
     assert sorted(orjson.dumps(orjson.loads(line)) for line in rows) == sorted(whole)

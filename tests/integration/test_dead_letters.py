@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apiserver.control.replications import Wanted
+from apiserver.control.changefeed_control import ChangefeedSettings
 from destinations.letters.core.letter import Letter, letter_of
 from destinations.letters.place import LetterFiles, open_letters
 from destinations.protocol import Allowed, DestinationRefused
@@ -26,7 +26,8 @@ from tests.kit.lane_feed import FEED, Feed, T, raw_client, recovery
 from tests.kit.log_builder import LogBuilder
 from tests.kit.storage_sink import Killed
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work.lanes import finish_stretch, list_lanes
 from tistream.clock import SystemClock
 from tistream.errors import Fenced
@@ -55,7 +56,7 @@ def wrong_after_a_kill(catalog: Catalog, folder: Path, filters: dict[str, str]) 
     rows, bad = broken()
     log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
     lake, dead = folder / "lake", folder / "dead"
-    wanted = Wanted(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=filters)
+    wanted = ChangefeedSettings(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=filters)
     feed, wrong = Feed(catalog, log, wanted), list[str]()
     with killed_before_the_checkpoint(dead):
         try:
@@ -108,7 +109,9 @@ def test_nothing_is_passed_while_the_place_cannot_be_written(catalog: Catalog, t
     rows, bad = broken()
     log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
     lake, dead = tmp_path / "lake", tmp_path / "dead"
-    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=ACCT))
+    feed = Feed(
+        catalog, log, ChangefeedSettings(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=ACCT)
+    )
     dead.rename(tmp_path / "elsewhere")
     dead.write_bytes(b"a file where the folder was")
     run = feed.run("a")
@@ -138,7 +141,9 @@ def test_entries_that_a_cluster_cannot_take_are_in_a_bucket(catalog: Catalog, se
     access = f"region=us-east-1&access-key=a&secret-access-key=b&endpoint={server.endpoint}"
     uri = f"s3://dead/some/prefix?{access}"
     with recovery() as served:
-        feed = Feed(catalog, log, Wanted(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms", dead_letter=uri))
+        feed = Feed(
+            catalog, log, ChangefeedSettings(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms", dead_letter=uri)
+        )
         feed.write(feed.run("a"))
         assert (feed.is_done, feed.dead_letters, feed.lane.error) == (True, 4, None)
         with raw_client(served, RawSpace(Api.V1)) as client:
@@ -157,7 +162,7 @@ def test_entries_that_a_cluster_cannot_take_are_in_a_bucket(catalog: Catalog, se
     causes = {letter["commit_ts"]: letter["cause"]["message"] for letter in found}
     assert "enable-ttl is off" in causes["3"]
     assert "max key size exceeded" in causes["4"]
-    shown = get_changefeed(catalog, T, FEED)
+    shown = CHANGEFEEDS.get(catalog, T, FEED)
     assert "secret-access-key=b" in shown.dead_letter
 
 
@@ -168,16 +173,16 @@ async def everything(place: LetterFiles) -> list[dict[str, Any]]:
 def test_without_a_place_the_change_stops_alone_until_there_is_one(catalog: Catalog, tmp_path: Path) -> None:
     rows, bad = broken()
     log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
-    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT))
+    feed = Feed(catalog, log, ChangefeedSettings(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT))
     with pytest.raises(Fenced, match="divided"):
         feed.write(feed.run("a"))
     stopped = list_lanes(catalog, T, FEED)[1]
     assert stopped.error is not None
     assert (stopped.is_stopped, stopped.error["commit_ts"]) == (True, str(min(ts for _, ts in bad)))
 
-    switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
+    CHANGEFEEDS.switch(catalog, T, FEED, ReaderState.STOPPED)
     dead = f"file://{tmp_path}/dead"
-    wanted = Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT, dead_letter=dead)
+    wanted = ChangefeedSettings(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT, dead_letter=dead)
     feed.control.update(T, FEED, wanted, actor="")
     feed.control.resume(T, FEED, None, actor="")
     for number in (0, 1):

@@ -124,7 +124,11 @@ def test_every_route_says_what_it_does_for_a_limited_key(site: Site) -> None:
     assert {method for method, _ in reachable} == {"GET", "POST"}
     assert {path for method, path in reachable if method == "POST"} == {"/logout"}
     assert {p.replace(BASE, "") for _, p in reachable if "tables/{table" in p}, "tables are read"
-    assert not [p for _, p in reachable if "changefeed" in p or p.endswith("/files") or "/files/" in p or "/tasks" in p]
+    assert not [
+        p
+        for _, p in reachable
+        if "changefeed" in p or "consumer" in p or p.endswith("/files") or "/files/" in p or "/tasks" in p
+    ]
 
 
 @pytest.mark.parametrize(
@@ -358,8 +362,8 @@ def test_a_lag_is_shown_without_what_other_tables_do(site: Site) -> None:
     key = site.key(Role.CONSUMER, MINE, tables=("shop.*",))
     assert site.get(f"{BASE}/lag", key).json()["state"] == "ACTIVE"
     assert is_problem_of(site.get(f"{BASE}/lag?why=true", key), 403)
-    feed = {"changefeed_id": "of-others", "filters": {"tables": "shop_arch.*"}}
-    assert site.ask("POST", f"{BASE}/changefeeds", site.key(Role.OWNER), json=feed).status_code in (200, 201)
+    feed = {"consumer_id": "of-others", "filters": {"tables": "shop_arch.*"}}
+    assert site.ask("POST", f"{BASE}/consumers", site.key(Role.OWNER), json=feed).status_code in (200, 201)
     assert "of-others" in site.get(f"{BASE}/lag", site.key(Role.CONSUMER, MINE)).text
     assert "of-others" not in site.get(f"{BASE}/lag", key).text
     assert {"tasks", "stores"} & set(site.get(BASE, key).json()) == set()

@@ -19,7 +19,7 @@ from reading.pages import changes
 from reading.served.services import Services
 from tests.kit.api_world import BASE, ApiWorld, arrow_of, events_of, has_more, next_cursor
 from tests.kit.large_transaction import C, bound, built, the_transaction
-from tistream.catalog.tenancy.changefeeds import add_changefeed
+from tistream.catalog.tenancy.consumers import add_consumer
 
 TEXT_FORMATS = ("ndjson", "canal-json", "open-protocol", "simple", "csv", "debezium")
 OPEN = "TiStream-Open-Transaction-Ts"
@@ -129,8 +129,8 @@ def test_a_consumer_acknowledges_inside_a_transaction(
     world: ApiWorld, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound(monkeypatch, commit=1000, body=3000)
-    assert add_changefeed(world.catalog, world.log.tenant, "inner", None)
-    mine, got, member = f"{BASE}/changefeeds/inner", b"", 0
+    assert add_consumer(world.catalog, world.log.tenant, "inner", None)
+    mine, got, member = f"{BASE}/consumers/inner", b"", 0
     for n in range(200):
         page = world.http.post(f"{mine}:pull", params={"member": f"m{member}", "format": "ndjson", "limit": 1000})
         assert page.status_code == 200, page.text

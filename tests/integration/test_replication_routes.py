@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kit.auth_site import MINE, Site, auth_site, is_problem
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.lanes import list_lanes
 from tistream.cli.main import command_line
@@ -69,7 +69,7 @@ def test_a_place_of_dead_letters_is_shown_without_secrets_changed_and_removed(si
     assert is_problem(update({"dead_letter": "tikv://pd:2379"}), 400, "TS-1001")
     assert site.get(f"{FEEDS}/dr", owner).json()["dead_letter"] == dead
     assert update({"dead_letter": ""}).json()["dead_letter"] == ""
-    assert "dead_letter" not in orjson.loads(get_changefeed(site.parts.catalog, MINE, "dr").options)
+    assert "dead_letter" not in orjson.loads(CHANGEFEEDS.get(site.parts.catalog, MINE, "dr").options)
     site.ask("DELETE", f"{FEEDS}/dr", owner)
 
 
@@ -89,13 +89,15 @@ def test_worker_count_of_a_destination_is_its_number_of_lanes(
 
 def test_secrets_of_the_place_are_in_no_answer(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = site.key(Role.OWNER)
-    monkeypatch.setattr("apiserver.control.replications.check_letters", lambda *args: None)  # no bucket answers here
+    monkeypatch.setattr(
+        "apiserver.control.changefeed_control.check_letters", lambda *args: None
+    )  # no bucket answers here
     dead = "s3://b/p?access-key=a&secret-access-key=hidden&session-token=hidden"
     made = site.ask("POST", FEEDS, owner, json=feed("s", tmp_path, dead_letter=dead))
     answers = [made, site.get(f"{FEEDS}/s", owner), site.get(FEEDS, owner)]
     shown = "s3://b/p?access-key=a&secret-access-key=***&session-token=***"
     assert all(shown in answer.text and "hidden" not in answer.text for answer in answers)
-    assert get_changefeed(site.parts.catalog, MINE, "s").dead_letter == dead
+    assert CHANGEFEEDS.get(site.parts.catalog, MINE, "s").dead_letter == dead
 
 
 def test_a_consumer_has_no_dead_letters(site: Site) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from apiserver.control.replications import Wanted
+from apiserver.control.changefeed_control import ChangefeedSettings
 from destinations.protocol import Allowed, DestinationUnavailable, Plan, Stretch
 from destinations.storage.destination import StoragePlan
 from reading.served.services import Services
@@ -24,7 +24,8 @@ from tests.kit.lane_feed import T, control_of, give_lanes, letters_of_operators,
 from tests.kit.log_builder import LogBuilder, recording_end
 from tests.kit.waiting import WAIT_S, eventually
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work.lanes import LaneJob, lane_places, list_lanes
 from tistream.clock import SystemClock
 from tistream.objectstore.memory import MemoryStore
@@ -117,7 +118,9 @@ class World:
         control = control_of(catalog, self.log.store)
         for name, lanes, filters in (("bad", bad_lanes, {}), ("good", 1, ACCT)):
             target_ts = self.log.cuts(4)[target - 1] if target and name == "bad" else 0
-            wanted = Wanted(sink_uri=f"file://{folder}/{name}?{CANAL}", filters=filters, target_ts=target_ts)
+            wanted = ChangefeedSettings(
+                sink_uri=f"file://{folder}/{name}?{CANAL}", filters=filters, target_ts=target_ts
+            )
             control.create(T, name, None, wanted, lanes=lanes, actor="")
 
     @property
@@ -140,7 +143,7 @@ class World:
             made.stop()
 
     def reaches(self, name: str, ts: int) -> None:
-        eventually(lambda: get_changefeed(self.catalog, T, name).checkpoint_ts >= ts)
+        eventually(lambda: CHANGEFEEDS.get(self.catalog, T, name).checkpoint_ts >= ts)
 
 
 def test_a_destination_that_never_answers_delays_no_other(catalog: Catalog, tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_a_destination_that_never_answers_delays_no_other(catalog: Catalog, tmp_
         for ts in (world.log.cuts(4)[1], recording_end()):
             world.log.flush(ts)
             world.reaches("good", ts)
-        assert get_changefeed(catalog, T, "bad").checkpoint_ts < recording_end()
+        assert CHANGEFEEDS.get(catalog, T, "bad").checkpoint_ts < recording_end()
 
 
 def test_a_defect_of_one_lane_is_recorded_and_delays_no_other(catalog: Catalog, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_a_changefeed_ends_although_the_note_of_its_target_was_lost_once(
     LosesNote.lost.clear()
 
     def is_over() -> bool:
-        return get_changefeed(catalog, T, "bad").state is FeedState.FINISHED
+        return CHANGEFEEDS.get(catalog, T, "bad").state is ReaderState.FINISHED
 
     with MUTANTS[mutant].patch() if mutant else nullcontext(), world.worker():
         assert LosesNote.lost.wait(WAIT_S)

@@ -46,7 +46,7 @@ from tistream.catalog.log import retention as floors
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.seeds import list_seeds
-from tistream.catalog.tenancy.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
+from tistream.catalog.tenancy.consumers import add_consumer, move_checkpoint, remove_consumer
 from tistream.catalog.tenancy.tenants import get_tenant, set_retention
 from tistream.errors import TsExpired
 
@@ -357,7 +357,7 @@ def files_stay(world: ApiWorld) -> None:
 def a_consumer_goes_on(world: ApiWorld) -> None:
     """A registered consumer comes back after a while."""
     third = world.log.cuts(3)[0]
-    add_changefeed(world.catalog, TENANT, "a", third)
+    add_consumer(world.catalog, TENANT, "a", third)
     keep(world, KEPT_S)
     collect(world)
     judged(world.services.reader, third)
@@ -371,7 +371,7 @@ def test_a_consumer_finds_what_comes_after_its_checkpoint(based: ApiWorld) -> No
     move_checkpoint(world.catalog, TENANT, "a", END - 1)
     keep(world, KEPT_S)
     assert earliest(world) > third
-    remove_changefeed(world.catalog, TENANT, "a")
+    remove_consumer(world.catalog, TENANT, "a")
 
 
 def moments_stay(world: ApiWorld) -> None:

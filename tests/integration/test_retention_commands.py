@@ -1,4 +1,4 @@
-"""Changefeeds, safe points, retention and the audit from the command line and over HTTP."""
+"""Consumers, safe points, retention and the audit from the command line and over HTTP."""
 
 from __future__ import annotations
 
@@ -50,80 +50,80 @@ def url(catalog: Catalog) -> Iterator[str]:
 
 
 def run(*words: str, url: str) -> Any:
-    shown = ["--json"] if words[0] == "changefeed" and words[1] not in ("list", "remove") else []
+    shown = ["--json"] if words[0] == "consumer" and words[1] not in ("list", "remove") else []
     done = CliRunner().invoke(command_line(), [*words, *ME, "--url", url, *shown], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout
 
 
-def test_a_changefeeds_life(url: str) -> None:
+def test_a_consumers_life(url: str) -> None:
     made = run(
-        "changefeed", "create", "ware", "--tables", "shop.*", "--partitions", "2", "--target-ts", str(EDGE), url=url
+        "consumer", "create", "ware", "--tables", "shop.*", "--partitions", "2", "--target-ts", str(EDGE), url=url
     )
     assert (made["state"], made["checkpoint_ts"]) == ("finished", str(EDGE)), "it begins at what is served"
     assert (made["filters"], len(made["partitions"])) == ({"tables": "shop.*"}, 2)
-    run("changefeed", "remove", "ware", url=url)
-    made = run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
+    run("consumer", "remove", "ware", url=url)
+    made = run("consumer", "create", "ware", "--start-ts", str(START + 5), url=url)
     assert (made["state"], made["start_ts"], made["filters"], made["idle_limit_s"]) == (
         "normal",
         str(START + 5),
         {},
         720 * 3600,
     )
-    assert run("changefeed", "checkpoint", "ware", str(START + 9), url=url)["checkpoint_ts"] == str(START + 9)
+    assert run("consumer", "checkpoint", "ware", str(START + 9), url=url)["checkpoint_ts"] == str(START + 9)
     with pytest.raises(TiStreamError, match="cannot move back"):
-        run("changefeed", "checkpoint", "ware", str(START + 8), url=url)
-    assert run("changefeed", "pause", "ware", url=url)["state"] == "stopped"
-    assert run("changefeed", "resume", "ware", url=url)["state"] == "normal"
-    assert run("changefeed", "query", "ware", url=url)["checkpoint_ts"] == str(START + 9)
-    headings, row = run("changefeed", "list", url=url).splitlines()
-    assert headings.split()[:3] == ["changefeed", "state", "checkpoint_ts"]
+        run("consumer", "checkpoint", "ware", str(START + 8), url=url)
+    assert run("consumer", "pause", "ware", url=url)["state"] == "stopped"
+    assert run("consumer", "resume", "ware", url=url)["state"] == "normal"
+    assert run("consumer", "query", "ware", url=url)["checkpoint_ts"] == str(START + 9)
+    headings, row = run("consumer", "list", url=url).splitlines()
+    assert headings.split()[:3] == ["consumer", "state", "checkpoint_ts"]
     assert row.split()[:3] == ["ware", "normal", str(START + 9)]
-    assert run("changefeed", "list", "--json", url=url)["items"][0]["changefeed_id"] == "ware"
-    run("changefeed", "remove", "ware", url=url)
-    assert run("changefeed", "list", url=url) == "no changefeed\n"
+    assert run("consumer", "list", "--json", url=url)["items"][0]["consumer_id"] == "ware"
+    run("consumer", "remove", "ware", url=url)
+    assert run("consumer", "list", url=url) == "no consumer\n"
 
 
 def test_a_request_that_is_repeated_changes_nothing(http: TestClient) -> None:
     for status in (201, 200):
-        answer = http.post(f"{BASE}/changefeeds", json={"changefeed_id": "a"})
+        answer = http.post(f"{BASE}/consumers", json={"consumer_id": "a"})
         assert (answer.status_code, answer.json()["start_ts"]) == (status, str(EDGE))
-    assert http.post(f"{BASE}/changefeeds", json={"changefeed_id": "b", "start_ts": "earliest"}).json()[
-        "start_ts"
-    ] == str(START)
+    assert http.post(f"{BASE}/consumers", json={"consumer_id": "b", "start_ts": "earliest"}).json()["start_ts"] == str(
+        START
+    )
     for _ in range(2):
-        assert http.delete(f"{BASE}/changefeeds/a").status_code == 204
-    assert [row["changefeed_id"] for row in http.get(f"{BASE}/changefeeds").json()["items"]] == ["b"]
+        assert http.delete(f"{BASE}/consumers/a").status_code == 204
+    assert [row["consumer_id"] for row in http.get(f"{BASE}/consumers").json()["items"]] == ["b"]
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"changefeed_id": "a", "start_ts": str(START - 1)}, 410),
-        ({"changefeed_id": "a", "start_ts": "9" * 19}, 400),
-        ({"changefeed_id": "a", "start_ts": "now"}, 400),
-        ({"changefeed_id": "a/b"}, 400),
-        ({"changefeed_id": "a", "start_ts": str(START + 9), "target_ts": str(START + 8)}, 400),
+        ({"consumer_id": "a", "start_ts": str(START - 1)}, 410),
+        ({"consumer_id": "a", "start_ts": "9" * 19}, 400),
+        ({"consumer_id": "a", "start_ts": "now"}, 400),
+        ({"consumer_id": "a/b"}, 400),
+        ({"consumer_id": "a", "start_ts": str(START + 9), "target_ts": str(START + 8)}, 400),
         ({}, 400),
     ],
 )
-def test_a_changefeed_that_cannot_be(http: TestClient, body: dict[str, str], status: int) -> None:
-    assert http.post(f"{BASE}/changefeeds", json=body).status_code == status
-    assert http.get(f"{BASE}/changefeeds").json() == {"items": []}
+def test_a_consumer_that_cannot_be(http: TestClient, body: dict[str, str], status: int) -> None:
+    assert http.post(f"{BASE}/consumers", json=body).status_code == status
+    assert http.get(f"{BASE}/consumers").json() == {"items": []}
 
 
 def test_checkpoints_over_http(http: TestClient) -> None:
-    http.post(f"{BASE}/changefeeds", json={"changefeed_id": "a", "start_ts": str(START + 5)})
+    http.post(f"{BASE}/consumers", json={"consumer_id": "a", "start_ts": str(START + 5)})
     for ts, status in ((START + 7, 200), (START + 7, 200), (START + 6, 409), (EDGE + 1, 400), ("x", 400)):
-        assert http.patch(f"{BASE}/changefeeds/a", json={"checkpoint_ts": str(ts)}).status_code == status
-    assert http.patch(f"{BASE}/changefeeds/b", json={"checkpoint_ts": str(EDGE)}).status_code == 404
-    assert http.post(f"{BASE}/changefeeds/b:pause").status_code == 404
+        assert http.patch(f"{BASE}/consumers/a", json={"checkpoint_ts": str(ts)}).status_code == status
+    assert http.patch(f"{BASE}/consumers/b", json={"checkpoint_ts": str(EDGE)}).status_code == 404
+    assert http.post(f"{BASE}/consumers/b:pause").status_code == 404
 
 
-def test_a_tenant_without_a_log_has_no_changefeeds_and_no_safe_point(http: TestClient, catalog: Catalog) -> None:
+def test_a_tenant_without_a_log_has_no_consumers_and_no_safe_point(http: TestClient, catalog: Catalog) -> None:
     register_tenant(catalog, OTHER)
     other = "/v1/clusters/7/tenants/1"
-    assert http.post(f"{other}/changefeeds", json={"changefeed_id": "a"}).status_code == 400
+    assert http.post(f"{other}/consumers", json={"consumer_id": "a"}).status_code == 400
     assert http.get(f"{other}/safe-point").json()["safe_ts"] is None
     assert http.get("/v1/clusters/7/tenants/9/safe-point").status_code == 404
 
@@ -156,16 +156,16 @@ def test_a_tenants_retention(url: str, catalog: Catalog) -> None:
         "holds": [],
         "holds_total": 0,
     }
-    run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
+    run("consumer", "create", "ware", "--start-ts", str(START + 5), url=url)
     found = run("tenant", "retention", "1.5", "--json", url=url)
     assert found["retention_s"] == 5400
     (hold,) = found["holds"]
-    assert (hold["kind"], hold["name"], hold["by"]) == ("changefeed", "ware", "changefeed ware (normal)")
+    assert (hold["kind"], hold["name"], hold["by"]) == ("consumer", "ware", "consumer ware (normal)")
     assert (hold["holding"], hold["since_time"]) == (False, None), "the policy has not passed it yet"
-    assert "tistream changefeed remove ware" in hold["release"]
+    assert "tistream consumer remove ware" in hold["release"]
     table = run("tenant", "retention", url=url)
     assert "keeps 1.5 hours of its log. It begins" in table
-    assert "changefeed ware (normal)" in table
+    assert "consumer ware (normal)" in table
     assert "keeps 1 hour of its log. It begins" in run("tenant", "retention", "1", url=url)
     assert run("tenant", "retention", "0", "--json", url=url)["retention_s"] == 0
     assert get_tenant(catalog, T).retention_s == 0

@@ -26,7 +26,7 @@ from tests.kit.hostile_requests import Hostile, Operation
 from tests.kit.log_builder import TENANT
 from tests.kit.priced import Asked, Price, Till
 from tests.kit.wide_log import DATABASE, KEY, KEYS, TABLE, wide_world
-from tistream.catalog.tenancy.changefeeds import add_changefeed
+from tistream.catalog.tenancy.consumers import add_consumer
 from tistream.http import problem
 from tistream.http.auth.access import every_route
 from tistream.http.strict import query_parameters
@@ -75,7 +75,7 @@ PAGE = Budget(cpu_s=4.0, memory=6 * changes._BODY_BYTES, size=_PAGE_BYTES, piece
 PIECEWISE = Budget(cpu_s=6.0, memory=64 * _MIB, size=2 * changes._BODY_BYTES, piece=16 * _MIB)  # streams, rows, files
 REFUSED = Budget(cpu_s=3.0, memory=48 * _MIB, size=_PROBLEM_BYTES, piece=_PROBLEM_BYTES)
 _PAGES = ("pull_tenant", "pull_db", "pull_table", "pull_kv", "pull_consumer", "read_kv", "read_kv_history")
-_OF_CONSUMERS = ("pull_consumer", "acknowledge", "leave_consumer", "reset_consumer")
+_READERS = {"consumer_id": "consumer", "changefeed_id": "lake"}
 _IN_PIECES = ("stream_tenant", "stream_db", "stream_table", "stream_kv", "read_rows", "get_file", "get_table_file")
 
 
@@ -126,17 +126,16 @@ def operations_of(app: FastAPI) -> Iterator[Operation]:
         if path.endswith(":stream"):
             values["end_ts"] = "latest"
         for method, described in item.items():
-            feed = "consumer" if described["operationId"] in _OF_CONSUMERS else "lake"
             yield Operation(
                 name=described["operationId"], method=method.upper(), path=path, described=described,
-                schemas=document["components"]["schemas"], values=values | {"changefeed_id": feed}, options=LONGEST,
+                schemas=document["components"]["schemas"], values=values | _READERS, options=LONGEST,
             )  # fmt: skip
 
 
 def pages_of(app: FastAPI) -> Iterator[tuple[Asked, int]]:
     """(request of the console, how much of the answer is taken): each page as it is, and with each parameter long."""
-    own = {"cluster_id": str(TENANT.cluster_id), "tenant_id": str(TENANT.tenant_id), "changefeed_id": "consumer"}
-    values = VALUES | own
+    own = {"cluster_id": str(TENANT.cluster_id), "tenant_id": str(TENANT.tenant_id)}
+    values = VALUES | own | _READERS
     for route in every_route(app):
         if not isinstance(route, APIRoute) or route.include_in_schema or "GET" not in (route.methods or ()):
             continue
@@ -151,7 +150,7 @@ def pages_of(app: FastAPI) -> Iterator[tuple[Asked, int]]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("wide")
     with wide_world(folder) as world:
-        add_changefeed(world.catalog, TENANT, "consumer", None)
+        add_consumer(world.catalog, TENANT, "consumer", None)
         app = create_app(world.services, push=PUSH_PLACE)
         with Till(app) as till:
             feed = {"changefeed_id": "lake", "sink_uri": f"file://{folder}/lake?protocol=canal-json"}

@@ -318,7 +318,7 @@ def test_everybody_is_told(site: Site) -> None:
     assert list_tasks(site.catalog, GOES) == []
     for method, path in (
         ("GET", "/push"), ("GET", "/frontier"), ("POST", "/stores/1/incarnations"), ("GET", "/stores/1/incarnations"),
-        ("GET", "/seeds"), ("GET", "/changefeeds"), ("GET", "/safe-point"), ("POST", ":pause"),
+        ("GET", "/seeds"), ("GET", "/changefeeds"), ("GET", "/consumers"), ("GET", "/safe-point"), ("POST", ":pause"),
     ):  # fmt: skip
         answer = httpx2.request(method, f"{site.http.url}/v1/clusters/1/tenants/1{path}")
         assert (answer.status_code, answer.json()["code"]) == (410, "TS-1016"), (path, answer.text)

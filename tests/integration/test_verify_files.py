@@ -24,7 +24,7 @@ from tests.kit.lane_feed import give_lanes, letters_of_operators, open_operated
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.served_log import ServedLog, served_log
 from tests.kit.waiting import eventually
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.cli.main import command_line
 from tistream.clock import SystemClock
@@ -68,10 +68,10 @@ class Written:
     def replicate(self) -> None:
         """Write until everything is there."""
         with worker(self.served):
-            eventually(self._is_done, lambda: str(get_changefeed(self.served.catalog, TENANT, self.name)))
+            eventually(self._is_done, lambda: str(CHANGEFEEDS.get(self.served.catalog, TENANT, self.name)))
 
     def _is_done(self) -> bool:
-        return get_changefeed(self.served.catalog, TENANT, self.name).checkpoint_ts >= recording_end()
+        return CHANGEFEEDS.get(self.served.catalog, TENANT, self.name).checkpoint_ts >= recording_end()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from apiserver.control.replications import Replications, Wanted
+from apiserver.control.changefeed_control import ChangefeedControl, ChangefeedSettings
 from destinations.letters.place import open_letters
 from destinations.opening import open_destination
 from destinations.protocol import DeadLetters, Destination
@@ -21,7 +21,7 @@ from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, assign_lanes, lane_places, lanes_of, list_lanes
 from tistream.catalog.work.workers import register_worker
@@ -44,10 +44,10 @@ def letters_of_operators(job: LaneJob, uri: str, clock: Clock) -> DeadLetters:
     return open_letters(uri, clock, OPERATED)
 
 
-def control_of(catalog: Catalog, store: ObjectStore, clock: Clock | None = None) -> Replications:
+def control_of(catalog: Catalog, store: ObjectStore, clock: Clock | None = None) -> ChangefeedControl:
     """The control plane of changefeeds."""
     clock = clock or SystemClock()
-    return Replications(catalog=catalog, clock=clock, registry=SchemaRegistry(catalog, store), outbound=NO_TERMS)
+    return ChangefeedControl(catalog=catalog, clock=clock, registry=SchemaRegistry(catalog, store), outbound=NO_TERMS)
 
 
 def open_operated(catalog: Catalog, job: LaneJob, clock: Clock | None = None) -> Destination:
@@ -66,7 +66,7 @@ def give_lanes(catalog: Catalog, worker: str) -> None:
 class Feed:
     """A changefeed with one lane over a log, and its workers, one after the other."""
 
-    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: Wanted) -> None:
+    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: ChangefeedSettings) -> None:
         self.catalog, self.clock = catalog, ManualClock(tso.physical_ms(tso.compose(SystemClock().unix_ms())))
         self.services = Services.create(catalog, log.store, self.clock)
         self.control = control_of(catalog, log.store, self.clock)
@@ -101,11 +101,11 @@ class Feed:
 
     @property
     def dead_letters(self) -> int:
-        return get_changefeed(self.catalog, T, FEED).dead_letters
+        return CHANGEFEEDS.get(self.catalog, T, FEED).dead_letters
 
     @property
     def is_done(self) -> bool:
-        return bool(get_changefeed(self.catalog, T, FEED).checkpoint_ts == self.services.served(T).resolved)
+        return bool(CHANGEFEEDS.get(self.catalog, T, FEED).checkpoint_ts == self.services.served(T).resolved)
 
     def _open(self, job: LaneJob) -> Destination:
         return open_operated(self.catalog, job, self.clock)

@@ -39,7 +39,7 @@ from compactor.local import LocalExecutor
 from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import add_changefeed
+from tistream.catalog.tenancy.consumers import add_consumer
 from tistream.cli import assembly
 from tistream.cli.running import Parts
 from tistream.config import CatalogSettings, ObjectStoreSettings, ServerSettings, Settings
@@ -143,7 +143,7 @@ def _hold(left: Service) -> dict[str, Any]:
     key = issue_key(left.parts.catalog, name="a reader", role=Role.CONSUMER, tenant=TENANT).text
     messages, cursor = left.messages(key, start_ts="earliest", limit="5000")
     (at,) = LogBuilder(left.parts.catalog, left.parts.store).cuts(1)
-    add_changefeed(left.parts.catalog, TENANT, "a-consumer", at, partitions=2)
+    add_consumer(left.parts.catalog, TENANT, "a-consumer", at, partitions=2)
     return {"key": key, "cursor": cursor, "messages_before": len(messages), "consumer": ["a-consumer", str(at)]}
 
 

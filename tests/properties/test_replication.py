@@ -41,12 +41,13 @@ from tistream.catalog.log.bases import add_bases
 from tistream.catalog.log.retention import raise_floor
 from tistream.catalog.rows.bases import KEY_RANGE, NewBase
 from tistream.catalog.rows.kinds import TenantKind
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work import lanes
+from tistream.catalog.work.changefeeds import create_changefeed
 from tistream.catalog.work.core.lane_scope import KeyScope, Progress, TableScope, covers
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
-from tistream.catalog.work.replications import create_replication
 from tistream.catalog.work.workers import register_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, Fenced, TiStreamError, TsExpired
@@ -105,7 +106,7 @@ class World:
         self.log = EntryLog(catalog, store, tenant=T, rows=entry_rows(WRITES)).activate()
         self.services = Services.create(catalog, store, self.clock)
         self.written = Written(catalog)
-        create_replication(
+        create_changefeed(
             catalog, T, FEED, None, sink_uri="tikv://pd:2379", options="{}", filters="{}", scopes=[ALL], target_ts=0,
             hold_ms=hold_ms,
         )  # fmt: skip
@@ -167,8 +168,8 @@ def a_changefeed_holds_its_log(catalog: Catalog) -> None:
     assert raise_floor(catalog, T, seen_floor=0, to_ts=30)
     with suppress(Fenced):  # the run ends; a broken one continues
         world.turn(run)
-    found = get_changefeed(catalog, T, FEED)
-    assert (found.state, found.error is not None and found.error["code"]) == (FeedState.FAILED, TsExpired.code)
+    found = CHANGEFEEDS.get(catalog, T, FEED)
+    assert (found.state, found.error is not None and found.error["code"]) == (ReaderState.FAILED, TsExpired.code)
     assert world.checkpoint_ts == 0
 
 
@@ -281,7 +282,7 @@ def lanes_have_each_change_once(catalog: Catalog) -> None:
     served = services.served(T)
     shares = [TableScope(number=n, of=3) for n in range(3)]
     whole = Read(after=0, upto=served.resolved, exact=True, record="")
-    create_replication(
+    create_changefeed(
         catalog, T, FEED, None, sink_uri="file:///x", options="{}", filters="{}", scopes=shares, target_ts=0, hold_ms=0
     )
     history = served.known_history

@@ -16,7 +16,8 @@ from tistream.catalog.log.objects import ObjectState, stored_bytes
 from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.rows.tenants import TaskKind, TenantState
 from tistream.catalog.rows.workers import WorkerKind, WorkerRow, WorkerState
-from tistream.catalog.tenancy.changefeeds import list_changefeeds
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.tenants import GIVEN_UP, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
 from tistream.catalog.work.deletion import delete_tenant
@@ -174,12 +175,13 @@ def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, acto
         return outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
     stored = [n for (_, state), n in stored_bytes(sources.catalog, tenant).items() if state != ObjectState.DEAD]
     files, size = sum(count for count, _ in stored), sum(total for _, total in stored)
-    tasks, feeds = listing.count_tasks(sources.catalog, tenant).total, len(list_changefeeds(sources.catalog, tenant))
+    tasks = listing.count_tasks(sources.catalog, tenant).total
+    consumers, feeds = (len(table.of_tenant(sources.catalog, tenant)) for table in (CONSUMERS, CHANGEFEEDS))
     words = (
         f"Tenant {tenant} ({row.state}) is deleted, and this cannot be undone: its pushers are refused, their keys "
-        f"revoked, its {_many(tasks, 'task')} and {_many(feeds, 'changefeed')} removed. Its log of "
-        f"{_many(files, 'object')} ({size / 1e6:.1f} MB) cannot be read from now on; after an hour it is removed from "
-        f"the bucket, with all that its pushers wrote. Its id is not used again."
+        f"revoked, its {_many(tasks, 'task')}, {_many(consumers, 'consumer')} and {_many(feeds, 'changefeed')} "
+        f"removed. Its log of {_many(files, 'object')} ({size / 1e6:.1f} MB) cannot be read from now on; after an hour "
+        f"it is removed from the bucket, with all that its pushers wrote. Its id is not used again."
     )
     if not dry_run and not delete_tenant(sources.catalog, tenant, seen=row.state, reason=reason, actor=actor):
         raise ChangedMeanwhile(f"Tenant {tenant} is not {row.state} any more.")

@@ -16,8 +16,9 @@ from typing import Any
 
 from tistream import ts as tso
 from tistream.admin import views
-from tistream.admin.consumers import live_consumers
-from tistream.admin.core.lag_sentence import Late, Quarantined, SlowConsumer, lag_sentence
+from tistream.admin.changefeeds import changefeeds_of
+from tistream.admin.consumers import consumers_of
+from tistream.admin.core.lag_sentence import Late, Quarantined, SlowReader, lag_sentence
 from tistream.admin.core.units import duration_text
 from tistream.admin.core.waterfall import Points, Stage, waterfall
 from tistream.admin.core.watermark_gaps import Known
@@ -29,6 +30,7 @@ from tistream.catalog.rows.reports import StuckReport, TaskReport
 from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.rows.tenants import TaskKind, TenantRow
 from tistream.catalog.rows.workers import WorkerKind, WorkerRow
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work import quarantines, stores, tasks
 from tistream.catalog.work.stores import StoreRow
 from tistream.catalog.work.stream_ends import ends_of, stream_end
@@ -46,6 +48,7 @@ STORES_LOOKED_AT = 16
 FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway
 REASONS_MAX = 5
 _END_BYTES = 256 << 10
+_AT_REST = (ReaderState.STOPPED, ReaderState.FINISHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +88,36 @@ def explained(sources: LagSources, row: TenantRow) -> dict[str, Any]:
 
 
 def lag_of(sources: LagSources, row: TenantRow) -> dict[str, Any]:
-    """The lag of a tenant, and of its consumers."""
+    """The lag of a tenant, and of its consumers and changefeeds."""
     end_ts = stream_end(sources.catalog, row.tenant)
     report = summary(sources.views, row, {} if end_ts is None else {row.tenant: end_ts})
-    return {**report, "consumers": live_consumers(sources.catalog, row.tenant)}
+    return {**report, "readers": live_readers(sources.catalog, row.tenant)}
 
 
-def _slow_consumer(consumers: Sequence[Mapping[str, Any]]) -> SlowConsumer | None:
+def live_readers(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
+    """How far each consumer and changefeed is behind that is neither paused nor finished; the furthest comes first."""
+    readers = [
+        *({**facts, "kind": "consumer", "name": facts["consumer_id"]} for facts in consumers_of(catalog, tenant)),
+        *({**facts, "kind": "changefeed", "name": facts["changefeed_id"]} for facts in changefeeds_of(catalog, tenant)),
+    ]
+    return [
+        {
+            **{name: facts[name] for name in ("kind", "name", "state", "lag_s", "checkpoint_time", "idle_s")},
+            "destination": facts.get("sink_uri", "").partition("?")[0],
+            "members": sum(left > 0 for left in facts.get("leases_s", {}).values()),
+        }
+        for facts in sorted(readers, key=lambda facts: -facts["lag_s"])
+        if facts["state"] not in _AT_REST
+    ]
+
+
+def _slow_reader(readers: Sequence[Mapping[str, Any]]) -> SlowReader | None:
     """The one that is furthest behind."""
-    for slow in consumers[:1]:
-        return SlowConsumer(
+    for slow in readers[:1]:
+        return SlowReader(
             state=slow["state"],
             destination=slow["destination"],
-            name=slow["changefeed_id"],
+            name=slow["name"],
             lag_s=slow["lag_s"],
             since=slow["checkpoint_time"],
             members=slow["members"],
@@ -136,7 +156,7 @@ def _late(
         slowest=slowest["stages"] if slowest is not None else (),
         where=slowest["where"] if slowest is not None else "",
         is_ddl=bool(owned) and min(owned, key=lambda t: t.durable_ts).kind == TaskKind.DDL,
-        consumer=_slow_consumer(late["consumers"]),
+        reader=_slow_reader(late["readers"]),
     )
 
 

@@ -1,7 +1,6 @@
-"""`tistream changefeed create|list|query|update|pause|resume|remove|rebalance|retry|skip`, and `checkpoint|reset`.
+"""`tistream changefeed create|list|query|tables|update|pause|resume|remove|rebalance|retry|skip|verify`.
 
-With `--sink-uri` the service writes the changes to a destination; without, members read them. Options have TiCDC's and
-TiKV-CDC's names where they mean the same.
+The service writes a changefeed to its destination. Options have TiCDC's and TiKV-CDC's names where they mean the same.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from tistream.cli.output import Column
 from tistream.cli.service import ServiceOptions, TableOptions, TenantOptions, connect
 from tistream.errors import InvalidInput
 
-commands = typer.Typer(help="Register consumers, and write changes to destinations.", no_args_is_help=True)
+commands = typer.Typer(help="Write changes to destinations.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Name of the changefeed.", metavar="ID")]
 OptionalId = Annotated[str | None, typer.Argument(help="Name of the changefeed.", metavar="ID")]
 NamedId = Annotated[str | None, typer.Option("--changefeed-id", help="Name of the changefeed, as TiCDC's option.")]
-SinkUri = Annotated[
-    str | None,
-    typer.Option(help="Where the service writes: tikv://PD:2379, s3://BUCKET/PREFIX?protocol=..., file:///FOLDER?..."),
-]
+_SinkUri = typer.Option(
+    help="Where the service writes: tikv://PD:2379, s3://BUCKET/PREFIX?protocol=..., file:///FOLDER?..."
+)
+SinkUri = Annotated[str, _SinkUri]
+NewSinkUri = Annotated[str | None, _SinkUri]
 DeadLetter = Annotated[
     str | None,
     typer.Option(
@@ -62,8 +62,7 @@ IdleHours = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Without a request of a consumer (720 unless given), or a move of the checkpoint (24), for so long, it no "
-        "longer holds the log; 0 = it holds for ever.",
+        help="Idle for so long, it holds the log no longer; 0 = no limit. Unless given, 24, or 720 for a consumer.",
     ),
 ]
 StartTs = Annotated[str, typer.Option(help="A TSO, earliest or latest (also 0).")]
@@ -111,7 +110,7 @@ class EntryOptions:
 def create(
     *,
     of: FeedOptions,
-    sink_uri: SinkUri = None,
+    sink_uri: SinkUri,
     dead_letter: DeadLetter = None,
     start_ts: StartTs = "latest",
     target_ts: TargetTs = 0,
@@ -120,30 +119,27 @@ def create(
     filter_file: FilterFile = None,
     entries: EntryOptions,
     lanes: Lanes = None,
-    partitions: Annotated[int, typer.Option(min=1, help="How many members can share a consumer.")] = 1,
     idle_hours: IdleHours = None,
     to: ServiceOptions,
 ) -> None:
-    """Write changes to a destination (--sink-uri), or register a consumer.
+    """Write the changes of a tenant to a destination.
 
     The log above its checkpoint is kept until it is removed, finished, or idle for too long."""
     keys = entries.keys(config)
-    pulls = sink_uri is None
-    if not pulls and not keys:
-        sink_uri = _with_sink(sink_uri, filter_file or config)
+    if not keys:
+        sink_uri = _with_sink(sink_uri, filter_file or config) or ""
     body = {
         "changefeed_id": of.name,
         "start_ts": "latest" if start_ts == "0" else start_ts,
         "target_ts": str(target_ts),
-        "filters": filters_of({}, None if keys else (filter_file or config), filters, pulls=pulls),
-        "partitions": partitions,
+        "filters": filters_of({}, None if keys else (filter_file or config), filters, pulls=False),
         **({} if idle_hours is None else {"idle_limit_s": idle_hours * 3600}),
-        **({} if sink_uri is None else {"sink_uri": sink_uri}),
+        "sink_uri": sink_uri,
         **({} if dead_letter is None else {"dead_letter": dead_letter}),
         **({"keys": keys} if keys else {}),
         **({} if lanes is None else {"lanes": lanes}),
     }
-    made = _send(to, "POST", of.path("changefeeds"), body)
+    made = to.send("POST", of.path("changefeeds"), body)
     for note in made.get("notes", ()):
         typer.echo(note, err=True)
     to.show(made)
@@ -158,17 +154,17 @@ def list_all(of: TenantOptions, to: TableOptions) -> None:
         ("checkpoint", lambda row: row["checkpoint_time"] or "-"),
         ("lag", lambda row: seconds_text(row["lag_s"])),
         ("idle", lambda row: seconds_text(row["idle_s"]) + ("" if row["holds_log"] else ", holds no log")),
-        ("destination", lambda row: row["sink_uri"].partition("?")[0] or "members"),
+        ("destination", lambda row: row["sink_uri"].partition("?")[0]),
         ("workers", lambda row: ", ".join(_workers(row)) or "-"),
-        ("parts", lambda row: str(len(row["partitions"]) or len(row["lanes"]))),
+        ("lanes", lambda row: str(len(row["lanes"]))),
     ]
-    to.show_rows(_send(to, "GET", of.path("changefeeds")), columns, empty="no changefeed")
+    to.show_rows(to.send("GET", of.path("changefeeds")), columns, empty="no changefeed")
 
 
 @commands.command()
 def query(of: FeedOptions, to: ServiceOptions) -> None:
     """Show one changefeed."""
-    to.show(_send(to, "GET", of.feed()))
+    to.show(to.send("GET", of.feed()))
 
 
 @commands.command()
@@ -182,14 +178,14 @@ def tables(of: FeedOptions, to: TableOptions) -> None:
         ("state", lambda row: "stopped" if row["stopped"] else "error" if row["error"] else "ok"),
         ("error", lambda row: (row["error"] or {}).get("message", "")),
     ]
-    to.show_rows(_send(to, "GET", f"{of.feed()}/tables"), columns, empty="no table")
+    to.show_rows(to.send("GET", f"{of.feed()}/tables"), columns, empty="no table")
 
 
 @commands.command()
 def update(
     *,
     of: FeedOptions,
-    sink_uri: SinkUri = None,
+    sink_uri: NewSinkUri = None,
     dead_letter: DeadLetter = None,
     target_ts: Annotated[int | None, typer.Option(min=0, help="Finish here; 0 = never.")] = None,
     config: ConfigFile = None,
@@ -198,7 +194,7 @@ def update(
     idle_hours: IdleHours = None,
     to: ServiceOptions,
 ) -> None:
-    """Change the settings of a paused changefeed with a destination; those that are not given stay.
+    """Change the settings of a paused changefeed; those that are not given stay.
 
     An empty --dead-letter removes the place."""
     keys = entries.keys(config)
@@ -213,35 +209,13 @@ def update(
         "idle_limit_s": None if idle_hours is None else idle_hours * 3600,
     }
     body = {name: value for name, value in given.items() if value is not None}
-    to.show(_send(to, "POST", f"{of.feed()}:update", body))
-
-
-@commands.command()
-def checkpoint(
-    changefeed_id: Id,
-    ts: Annotated[int, typer.Argument(min=0, help="The consumer has everything at or below this TSO.")],
-    of: TenantOptions,
-    to: ServiceOptions,
-) -> None:
-    """Move a consumer's checkpoint forward."""
-    to.show(_send(to, "PATCH", of.path("changefeeds", changefeed_id), {"checkpoint_ts": str(ts)}))
-
-
-@commands.command()
-def reset(
-    changefeed_id: Id,
-    to: Annotated[str, typer.Option(help="A TSO, an RFC 3339 time, earliest or latest.")],
-    of: TenantOptions,
-    service: ServiceOptions,
-) -> None:
-    """Move a consumer to another timestamp, also further back."""
-    service.show(_send(service, "POST", f"{of.path('changefeeds', changefeed_id)}:reset", {"to": to}))
+    to.show(to.send("POST", f"{of.feed()}:update", body))
 
 
 @commands.command()
 def pause(of: FeedOptions, to: ServiceOptions) -> None:
-    """Pause a changefeed: nothing is read or written, and its log is still kept."""
-    to.show(_send(to, "POST", f"{of.feed()}:pause"))
+    """Pause a changefeed: nothing is written, and its log is still kept."""
+    to.show(to.send("POST", f"{of.feed()}:pause"))
 
 
 @commands.command()
@@ -249,12 +223,12 @@ def resume(
     of: FeedOptions,
     to: ServiceOptions,
     overwrite_checkpoint_ts: Annotated[
-        int | None, typer.Option(min=0, help="With a destination: continue above this TSO, also further back.")
+        int | None, typer.Option(min=0, help="Continue above this TSO, also further back.")
     ] = None,
 ) -> None:
     """Resume a paused or failed changefeed, and try refused changes again."""
     body = {} if overwrite_checkpoint_ts is None else {"checkpoint_ts": str(overwrite_checkpoint_ts)}
-    to.show(_send(to, "POST", f"{of.feed()}:resume", body))
+    to.show(to.send("POST", f"{of.feed()}:resume", body))
 
 
 @commands.command()
@@ -265,13 +239,13 @@ def rebalance(
 ) -> None:
     """Cut a changefeed again, by the regions of its destination as they are now."""
     body = {} if lanes is None else {"lanes": lanes}
-    to.show(_send(to, "POST", f"{of.feed()}:rebalance", body))
+    to.show(to.send("POST", f"{of.feed()}:rebalance", body))
 
 
 @commands.command()
 def retry(changefeed_id: Id, lane: Lane, of: TenantOptions, to: ServiceOptions) -> None:
     """Try the change that its destination refused again."""
-    to.show(_send(to, "POST", f"{of.path('changefeeds', changefeed_id)}:retry", {"lane": lane}))
+    to.show(to.send("POST", f"{of.path('changefeeds', changefeed_id)}:retry", {"lane": lane}))
 
 
 @commands.command()
@@ -284,11 +258,11 @@ def skip(
 ) -> None:
     """Leave out the change that its destination refused."""
     path = of.path("changefeeds", changefeed_id)
-    error = next((each["error"] or {} for each in _send(to, "GET", path)["lanes"] if each["lane"] == lane), {})
+    error = next((each["error"] or {} for each in to.send("GET", path)["lanes"] if each["lane"] == lane), {})
     if error.get("commit_ts") != str(commit_ts) or "key" not in error:
         raise typer.BadParameter(f"Lane {lane} does not wait for a decision about a change of {commit_ts}.")
     body = {"lane": lane, "key": error["key"], "commit_ts": str(commit_ts)}
-    to.show(_send(to, "POST", f"{path}:skip", body))
+    to.show(to.send("POST", f"{path}:skip", body))
 
 
 @commands.command()
@@ -299,9 +273,7 @@ def verify(of: FeedOptions, to: ServiceOptions) -> None:
     event names it. Exit status 1: a key differs; a change is lost, out of order or twice."""
     from tistream.cli.changefeed_verify import verify_cluster, verify_files
 
-    sink_uri = _send(to, "GET", of.feed())["sink_uri"]
-    if not sink_uri:
-        raise InvalidInput(f"Changefeed {of.name} has no destination: members read it.", option="changefeed-id")
+    sink_uri = to.send("GET", of.feed())["sink_uri"]
     compare = verify_cluster if sink_uri.startswith("tikv:") else verify_files
     if not compare(of, to):
         raise typer.Exit(1)
@@ -326,9 +298,4 @@ def _with_sink(uri: str | None, config: Path | None) -> str | None:
 
 
 def _workers(row: Mapping[str, Any]) -> Sequence[str]:
-    return row["members"] or sorted({lane["worker"] for lane in row["lanes"] if lane["worker"]})
-
-
-def _send(to: ServiceOptions, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    with connect(to.url) as client:
-        return client.send(method, path, body or None)
+    return sorted({lane["worker"] for lane in row["lanes"] if lane["worker"]})

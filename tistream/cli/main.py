@@ -73,6 +73,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     "Read": {
         "pull": "pull:pull",
         "changefeed": "changefeed:commands",
+        "consumer": "consumer:commands",
         "snapshot": "snapshot:snapshot",
         "restore": "snapshot:restore",
         "schema": "schema:commands",

@@ -40,6 +40,11 @@ class ServiceOptions:
         with connect(self.url, retry_s=0) as client:
             return client.get(path, **parameters)
 
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer to a request with a body."""
+        with connect(self.url) as client:
+            return client.send(method, path, body or None)
+
     def show(self, value: dict[str, Any]) -> None:
         """Print one thing: a line for each fact, or as data."""
         show_facts(value, self.output)

@@ -78,7 +78,7 @@ def lag(to: ServiceOptions, cluster: OneCluster = None, tenant: OneTenant = None
     if cluster is not None and tenant is not None:
         lags = [to.get(tenant_path(cluster, tenant, "lag"))]
     else:
-        every = to.get("/v1/tenants", consumers="true")["items"]
+        every = to.get("/v1/tenants", readers="true")["items"]
         lags = [t for t in every if cluster in (None, t["cluster_id"]) and tenant in (None, t["tenant_id"])]
     if not to.is_table:
         show_data(lags, to.output)
@@ -105,18 +105,18 @@ def _show_lag(out: Console, facts: dict[str, Any]) -> None:
     else:
         behind = seconds_text(facts["lag_s"])
         out.print(f"[bold]{name}[/]: {behind} behind, watermark {escape(facts['resolved_time'])}")
-    for consumer in facts.get("consumers", ()):
-        _show_consumer(out, consumer)
+    for reader in facts.get("readers", ()):
+        _show_reader(out, reader)
 
 
-def _show_consumer(out: Console, facts: dict[str, Any]) -> None:
+def _show_reader(out: Console, facts: dict[str, Any]) -> None:
     behind = f"{seconds_text(facts['lag_s'])} behind the watermark" if facts["lag_s"] else "at the watermark"
-    if facts["destination"]:
-        out.print(f"  changefeed {facts['changefeed_id']}: {behind}, {facts['state']}", markup=False)
+    if facts["kind"] == "changefeed":
+        out.print(f"  changefeed {facts['name']}: {behind}, {facts['state']}", markup=False)
         return
     count = facts["members"]
     who = f"{count} member{'' if count == 1 else 's'}" if count else f"no member, idle {seconds_text(facts['idle_s'])}"
-    out.print(f"  consumer {facts['changefeed_id']}: {behind}, {who}", markup=False)
+    out.print(f"  consumer {facts['name']}: {behind}, {who}", markup=False)
 
 
 explain = typer.Typer(help="Explain in a sentence why something is as it is.", no_args_is_help=True)

@@ -8,8 +8,8 @@ Names follow TiCDC's where it has a counterpart (`checkpoint_lag`, `resolved_ts_
 - measurements are per batch, request or flush, never per row;
 - no label names a table, a key or an object. Tenants are labels of two families only, of at most TENANTS_SHOWN_MAX
   tenants, the slowest; `tistream_tenants_not_shown` counts the rest. Consumers are labels of OF_CONSUMERS only, of at
-  most CONSUMERS_SHOWN_MAX, those without a request for longest; changefeeds with a destination are labels of
-  OF_REPLICATIONS, of at most REPLICATIONS_SHOWN_MAX, those with errors and the slowest;
+  most CONSUMERS_SHOWN_MAX, those without a request for longest; changefeeds are labels of
+  OF_CHANGEFEEDS, of at most CHANGEFEEDS_SHOWN_MAX, those with errors and the slowest;
 - the catalog is queried at most once in CATALOG_LOOK_S, however often the process is scraped.
 
 `tistream.http.probes` serves them.
@@ -32,7 +32,7 @@ from tistream import __version__
 
 TENANTS_SHOWN_MAX = 100
 CONSUMERS_SHOWN_MAX = 100
-REPLICATIONS_SHOWN_MAX = 100
+CHANGEFEEDS_SHOWN_MAX = 100
 TABLES_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
@@ -168,7 +168,8 @@ def _collected(*families: tuple[str, str, tuple[str, ...]]) -> dict[str, Describ
 
 
 _OF_TENANT = ("cluster", "tenant")
-_OF_CONSUMER = ("cluster", "tenant", "changefeed")
+_OF_CONSUMER = ("cluster", "tenant", "consumer")
+_OF_CHANGEFEED = ("cluster", "tenant", "changefeed")
 OF_CONSUMERS = (
     ("tistream_consumer_lag_seconds", "Watermark minus checkpoint of a consumer that is neither paused nor finished"),
     ("tistream_consumer_members", "Members of a consumer whose lease runs"),
@@ -179,8 +180,8 @@ OF_CONSUMERS = (
         "Idle for longer, a consumer no longer holds the log; 0 = it holds for ever",
     ),
 )
-OF_REPLICATIONS = (
-    ("tistream_replication_state", "1; the label is the state of a changefeed with a destination"),
+OF_CHANGEFEEDS = (
+    ("tistream_replication_state", "1; the label is the state of a changefeed"),
     (
         "tistream_replication_lag_seconds",
         "Age of the checkpoint of a changefeed that runs, its RPO, in parts: from now to the served watermark "
@@ -209,7 +210,7 @@ COLLECTED = _collected(
     ("tistream_tenants", "Tenants by state", ("state",)),
     ("tistream_tenants_not_shown", "Active tenants whose checkpoint lag is not shown", ()),
     *((name, words, _OF_CONSUMER) for name, words in OF_CONSUMERS),
-    *((name, words, (*_OF_CONSUMER, *_MORE_LABELS.get(name, ()))) for name, words in OF_REPLICATIONS),
+    *((name, words, (*_OF_CHANGEFEED, *_MORE_LABELS.get(name, ()))) for name, words in OF_CHANGEFEEDS),
     ("tistream_tasks", "Tasks: running, waiting for an owner, or stopped by an error", ("state",)),
     ("tistream_stops", "Tenants, stores and jobs stopped by an error", ("scope",)),
     (

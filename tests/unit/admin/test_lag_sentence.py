@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apiserver.console.strips import lateness
 from tests.kit.stalled_task import STUCK, task_of, worker
 from tistream import ts as tso
-from tistream.admin.core.lag_sentence import CAUSES, LATE_S, STAGE_STEPS, Late, Quarantined, SlowConsumer, lag_sentence
+from tistream.admin.core.lag_sentence import CAUSES, LATE_S, STAGE_STEPS, Late, Quarantined, SlowReader, lag_sentence
 from tistream.admin.core.waterfall import STAGES
 from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
 from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport
@@ -230,24 +230,24 @@ def test_no_repr_gets_into_a_sentence() -> None:
     assert not [text for text in texts if re.search(r"None|\bCause\.|[<>{}]|\d{4,} ?m?s\b", text)]
 
 
-SLOW = SlowConsumer(name="dwh", lag_s=150, since=SINCE, members=0, idle_s=3600)
+SLOW = SlowReader(name="dwh", lag_s=150, since=SINCE, members=0, idle_s=3600)
 
 
 def test_a_slow_consumer_is_named_when_nothing_else_is_late() -> None:
-    well = replace(LATE, lag_s=2, consumer=SLOW)
+    well = replace(LATE, lag_s=2, reader=SLOW)
     begin = f"Consumer dwh of tenant 1/2 is 2 min 30 s late, since {SINCE}, because "
     assert lag_sentence(well) == (
         f"{begin}it has no member, and its last request was 1 h ago; next: start its members again, or remove it if it "
-        "is not needed: tistream changefeed list -c 1 -t 2."
+        "is not needed: tistream consumer list -c 1 -t 2."
     )
-    read = lag_sentence(replace(well, consumer=replace(SLOW, members=2)))
+    read = lag_sentence(replace(well, reader=replace(SLOW, members=2)))
     assert read.startswith(f"{begin}its 2 members do not acknowledge as fast as changes come; next: ")
     ended = replace(well, ended=True)
     assert lag_sentence(ended).startswith(begin), "its rows still wait"
     late = replace(well, lag_s=150, slowest=("match",))
     assert lag_sentence(late).startswith(BEGIN), "the consumer waits for what comes before it"
     for near in (replace(SLOW, lag_s=9.999), None):
-        assert "nothing is late" in lag_sentence(replace(well, consumer=near))
+        assert "nothing is late" in lag_sentence(replace(well, reader=near))
 
 
 def test_a_slow_changefeed_is_named_with_what_holds_it_up() -> None:
@@ -258,6 +258,6 @@ def test_a_slow_changefeed_is_named_with_what_holds_it_up() -> None:
         ("error", "a write is tried again or a change is refused"),
         ("failed", "it has failed"),
     ):
-        assert lag_sentence(replace(LATE, lag_s=2, consumer=replace(slow, state=state))) == (
+        assert lag_sentence(replace(LATE, lag_s=2, reader=replace(slow, state=state))) == (
             f"{begin}{cause}; next: look at its lanes and their errors: tistream changefeed query dr -c 1 -t 2."
         )

@@ -20,7 +20,7 @@ from tests.kit.answer_judge import AnswerJudge
             b'{"owner": null, "epoch": 0, "heartbeat_age_s": "1", "alive": true}',
             "not valid under any",
         ),
-        ("leave_consumer", 200, b'{"changefeed_id": "w", "member": "a", "left": true}', "'left' was unexpected"),
+        ("leave_consumer", 200, b'{"consumer_id": "w", "member": "a", "left": true}', "'left' was unexpected"),
         ("version", 206, b'{"version": "1"}', "no model"),
     ],
 )

@@ -85,7 +85,10 @@ NO_JSON = {
         ("serve", "meta", "dispatch", "sort", "maintain", "replicate", "spark", "up"), "a service; it prints no data"
     ),
     **dict.fromkeys(("demo", "chaos", "sim"), "a run that is watched"),
-    **dict.fromkeys(("compile", "seed", "login", "changefeed remove"), "it does something, and says that it is done"),
+    **dict.fromkeys(
+        ("compile", "seed", "login", "changefeed remove", "consumer remove"),
+        "it does something, and says that it is done",
+    ),
     **dict.fromkeys(("pull", "snapshot"), "rows; NDJSON is a --format of them"),
     "restore": "it writes files",
     "key owner": "a new secret, which is shown once",

@@ -266,10 +266,12 @@ def test_no_metric_has_a_label_whose_values_grow_with_tables_keys_or_objects() -
         *("method", "status", "state", "code", "fatal", "version", "scope", "reason", "part"),
     }
     of_tenants = {"tistream_checkpoint_lag_seconds", "tistream_resolved_ts_lag_seconds"}
-    of_consumers = {name for name, _ in (*metrics.OF_CONSUMERS, *metrics.OF_REPLICATIONS)}
+    of_consumers, of_changefeeds = ({name for name, _ in of} for of in (metrics.OF_CONSUMERS, metrics.OF_CHANGEFEEDS))
     of_tables = {f"tistream_replication_table_{what}_total" for what in ("rows", "bytes")}  # TABLES_SHOWN_MAX of them
     for each in metrics.described():
-        named = {"cluster", "tenant"} if each.name in of_tenants | of_consumers | of_tables else set()
-        named |= {"changefeed"} if each.name in of_consumers | of_tables else set()
+        of_one = of_tenants | of_consumers | of_changefeeds | of_tables
+        named = {"cluster", "tenant"} if each.name in of_one else set()
+        named |= {"consumer"} if each.name in of_consumers else set()
+        named |= {"changefeed"} if each.name in of_changefeeds | of_tables else set()
         named |= {"table"} if each.name in of_tables else set()
         assert set(each.labels) <= bounded | named, each.name

@@ -60,7 +60,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowConsumer:
+class SlowReader:
     """A consumer that has not acknowledged what is served, or a changefeed that has not written it."""
 
     name: str
@@ -90,15 +90,15 @@ class Late:
     slowest: Sequence[str] = ()  #: the stages that hold back most; several when they cannot be told apart
     where: str = ""  #: the store, dispatcher or task of that stage
     is_ddl: bool = False  #: that task is the one of DDL
-    consumer: SlowConsumer | None = None  #: the one that is furthest behind
+    reader: SlowReader | None = None  #: the one that is furthest behind
 
 
 def lag_sentence(late: Late) -> str:
     """The sentence."""
     main_cause = _cause(late)
     if main_cause is None:
-        if late.consumer is not None and late.consumer.lag_s >= LATE_S:
-            return _of_consumer(late.tenant, late.consumer)
+        if late.reader is not None and late.reader.lag_s >= LATE_S:
+            return _of_reader(late.tenant, late.reader)
         if late.ended:
             return f"Tenant {late.tenant} has ended, complete up to {late.since}; nothing is late."
         if late.lag_s is None:
@@ -141,7 +141,7 @@ def _cause(late: Late) -> tuple[str, str] | None:
     return f"{cause} ({late.where})" if late.where else cause, step
 
 
-def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
+def _of_reader(tenant: Tenant, slow: SlowReader) -> str:
     ids = f"-c {tenant.cluster_id} -t {tenant.tenant_id}"
     behind = seconds_text(slow.lag_s)
     if slow.destination:
@@ -154,10 +154,10 @@ def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
     if slow.members:
         count = "its member does" if slow.members == 1 else f"its {slow.members} members do"
         cause = f"{count} not acknowledge as fast as changes come"
-        step = f"make them faster, or start more of them: tistream changefeed query {slow.name} {ids}"
+        step = f"make them faster, or start more of them: tistream consumer query {slow.name} {ids}"
     else:
         cause = f"it has no member, and its last request was {seconds_text(slow.idle_s)} ago"
-        step = f"start its members again, or remove it if it is not needed: tistream changefeed list {ids}"
+        step = f"start its members again, or remove it if it is not needed: tistream consumer list {ids}"
     return (
         f"Consumer {slow.name} of tenant {tenant} is {behind} late, since {slow.since}, because {cause}; next: {step}."
     )

@@ -280,14 +280,13 @@ base_segments = Table(
     *_uints("row_count", "byte_offset", "byte_length", "crc"),
     Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
 )
-
+_OF_READER = ("start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms")
 changefeeds = Table(
     "changefeeds",
     metadata,
     *_ids_with("changefeed_id"),
     Column("state", Word, nullable=False),
-    *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms"),
-    *_uints("last_epoch", "dead_letters"),
+    *_uints(*_OF_READER, "dead_letters"),
     *(Column(name, SqlText, nullable=name == "error") for name in ("filters", "sink_uri", "options", "error")),
 )
 lanes = Table(
@@ -320,6 +319,14 @@ destinations = Table(
     Index("destinations_of_changefeed", "cluster_id", "tenant_id", "changefeed_id"),
 )
 
+consumers = Table(
+    "consumers",
+    metadata,
+    *_ids_with("consumer_id"),
+    Column("state", Word, nullable=False),
+    *_uints(*_OF_READER, "last_epoch"),
+    Column("filters", SqlText, nullable=False),
+)
 consumer_partitions = Table(
     "consumer_partitions",
     metadata,
@@ -329,7 +336,6 @@ consumer_partitions = Table(
     Column("member", WorkerName),
     Column("commit_position", SqlText),
 )
-
 consumer_members = Table(
     "consumer_members",
     metadata,

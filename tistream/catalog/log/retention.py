@@ -3,7 +3,7 @@
 `raise_floor` is one transaction:
 
     lock the tenant's row; is the floor still the one the caller saw?
-    no changefeed, no safe point and no quarantine is lower than the new floor
+    no consumer, changefeed, safe point or quarantine is lower than the new floor
     floor_ts = the new floor
     delete bases and seeds below it; objects without a segment -> superseded, under the next replacement number
 
@@ -34,7 +34,6 @@ from tistream.catalog.database.engine import now_ms as database_ms
 from tistream.catalog.database.tables import (
     base_segments,
     bases,
-    changefeeds,
     objects,
     of_asked_tenant,
     safe_points,
@@ -49,7 +48,8 @@ from tistream.catalog.log.objects import replace_unnamed
 from tistream.catalog.rows.bases import KEY_RANGE
 from tistream.catalog.rows.kinds import TenantKind
 from tistream.catalog.rows.tenants import TaskKind
-from tistream.catalog.tenancy.changefeeds import HOLDS_LOG
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
 from tistream.catalog.tenancy.tenants import GIVEN_UP, given_up, lock_tenant
 from tistream.errors import BeyondQuarantine, NotFound, TenantDeleted, TsExpired, invariant
@@ -69,7 +69,6 @@ _BASE_OF_KEYS = select(bases.c.ts).where(
     of_asked_tenant(bases), bases.c.table_id == KEY_RANGE, bases.c.ts == bindparam("at_ts")
 )
 _EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
-_LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(of_asked_tenant(changefeeds), HOLDS_LOG)
 _LOWEST_POINT = select(func.min(safe_points.c.safe_ts)).where(
     of_asked_tenant(safe_points), safe_points.c.expires_ms > now_ms()
 )
@@ -101,6 +100,7 @@ _RETIRE = segments.delete().where(*_RETIRED, _s.object_key.in_(bindparam("asked_
 class HoldKind(StrEnum):
     """What keeps a log longer than its retention."""
 
+    CONSUMER = "consumer"
     CHANGEFEED = "changefeed"
     SAFE_POINT = "safe_point"
     TABLE = "table"
@@ -170,8 +170,8 @@ def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
 
 
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
-    """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a changefeed, safe point
-    or quarantine is lower, a tenant without tables has no base there any more, or the tenant was deleted."""
+    """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a consumer, changefeed,
+    safe point or quarantine is lower, a tenant without tables has no base there any more, or the tenant was deleted."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         try:
@@ -218,8 +218,9 @@ def _can_begin(conn: Connection, tenant: Tenant, ts: int) -> bool:
 
 
 def _lowest(conn: Connection, tenant: Tenant) -> list[int]:
-    """The lowest changefeed, the lowest safe point, and where a quarantine ends pulls."""
-    floors = [conn.execute(lowest, tenant_ids(tenant)).scalar() for lowest in (_LOWEST_FEED, _LOWEST_POINT, _GOOD_TS)]
+    """The lowest consumer, changefeed and safe point, and where a quarantine ends pulls."""
+    lowest = CONSUMERS.lowest, CHANGEFEEDS.lowest, _LOWEST_POINT, _GOOD_TS
+    floors = [conn.execute(statement, tenant_ids(tenant)).scalar() for statement in lowest]
     return [int(ts) for ts in floors if ts is not None]
 
 

@@ -1,1 +1,1 @@
-"""Tenants, their keys, logins and changefeeds."""
+"""Tenants, their keys, logins, consumers and changefeeds."""

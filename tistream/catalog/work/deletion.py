@@ -5,7 +5,7 @@
     its row: the state that the caller saw -> DELETING
     its tasks, their positions and snapshot references are deleted
     its stores have no dispatcher, under a new epoch
-    its changefeeds, allowed targets, safe points and quarantines are deleted
+    its consumers and changefeeds, allowed targets, safe points and quarantines are deleted
     its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
@@ -34,6 +34,7 @@ from tistream.catalog.database.tables import (
     changefeeds,
     consumer_members,
     consumer_partitions,
+    consumers,
     excluded_objects,
     lanes,
     next_numbers,
@@ -79,7 +80,7 @@ _UNDISPATCH = (
     .where(of_asked_tenant(stores))
     .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
-_READERS = (changefeeds, lanes, consumer_partitions, consumer_members, allowed_targets)
+_READERS = (changefeeds, lanes, consumers, consumer_partitions, consumer_members, allowed_targets)
 _DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (*_READERS, safe_points, quarantines)]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()

@@ -1,8 +1,8 @@
-"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs, changefeeds and the leader.
+"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs, consumers and the leader.
 
 Each figure is one aggregate statement, made at most once in CATALOG_LOOK_S. None grows with the number of tables;
 lag is read for the TENANTS_SHOWN_MAX slowest tenants, and for the CONSUMERS_SHOWN_MAX consumers that have been idle
-for longest; `replication_gauges` chooses replications. While the catalog is unavailable only `tistream_catalog_up` 0 is
+for longest; `changefeed_gauges` chooses changefeeds. While the catalog is unavailable only `tistream_catalog_up` 0 is
 shown: stale figures would look like good ones.
 """
 
@@ -16,14 +16,14 @@ from sqlalchemy import and_, case, func, select
 from tistream import ts
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import changefeeds, consumer_members, consumer_partitions, tasks, tenants, workers
+from tistream.catalog.database.tables import consumer_members, consumer_partitions, consumers, tasks, tenants, workers
 from tistream.catalog.rows.jobs import OPEN, JobState
 from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.rows.workers import WorkerState
-from tistream.catalog.tenancy.changefeeds import FeedState
+from tistream.catalog.tenancy.log_readers import ReaderState
+from tistream.catalog.work.changefeed_gauges import CHANGEFEEDS, changefeed_metrics
 from tistream.catalog.work.job_rows import job_figures
 from tistream.catalog.work.leader import get_leader
-from tistream.catalog.work.replication_gauges import REPLICATIONS, replication_metrics
 from tistream.catalog.work.stopped_items import STORED, count_stopped_items
 from tistream.catalog.work.stream_ends import ENDED
 from tistream.clock import Clock
@@ -33,7 +33,7 @@ from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
 _ENDED = ENDED.subquery("ended")
-_F, _P, _M, _T = changefeeds.c, consumer_partitions.c, consumer_members.c, tasks.c
+_C, _P, _M, _T = consumers.c, consumer_partitions.c, consumer_members.c, tasks.c
 _KEYS = ("cluster_id", "tenant_id", "consumer_id")
 _SLOWEST = (
     select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"), _ENDED.c.end_ts)
@@ -66,26 +66,23 @@ _PARTS = (
     .group_by(*(_P[name] for name in _KEYS))
     .subquery("parts")
 )
-_OF_FEED = (_F.cluster_id, _F.tenant_id, _F.changefeed_id)
 _MEMBERS = (
-    select(func.count())
-    .where(*(_M[name] == of_feed for name, of_feed in zip(_KEYS, _OF_FEED, strict=True)), _M.expires_ms > now_ms())
-    .scalar_subquery()
+    select(func.count()).where(*(_M[name] == _C[name] for name in _KEYS), _M.expires_ms > now_ms()).scalar_subquery()
 )
 _CONSUMERS = (
     select(
-        *_OF_FEED,
-        _F.checkpoint_ts,
-        _F.idle_limit_ms,
-        (now_ms() - _F.last_active_ms).label("idle_ms"),
+        *(_C[name] for name in _KEYS),
+        _C.checkpoint_ts,
+        _C.idle_limit_ms,
+        (now_ms() - _C.last_active_ms).label("idle_ms"),
         _SERVED_OF.c.ts.label("served_ts"),
         _PARTS.c.unread,
         _MEMBERS.label("members"),
     )
-    .join(_PARTS, and_(*(_PARTS.c[name] == of_feed for name, of_feed in zip(_KEYS, _OF_FEED, strict=True))))
-    .join(_SERVED_OF, and_(_SERVED_OF.c.cluster_id == _F.cluster_id, _SERVED_OF.c.tenant_id == _F.tenant_id))
-    .where(_F.state == FeedState.NORMAL)
-    .order_by(_F.last_active_ms)
+    .join(_PARTS, and_(*(_PARTS.c[name] == _C[name] for name in _KEYS)))
+    .join(_SERVED_OF, and_(_SERVED_OF.c.cluster_id == _C.cluster_id, _SERVED_OF.c.tenant_id == _C.tenant_id))
+    .where(_C.state == ReaderState.NORMAL)
+    .order_by(_C.last_active_ms)
     .limit(metrics.CONSUMERS_SHOWN_MAX)
 )
 
@@ -117,7 +114,7 @@ class CatalogGauges:
                 *self._leader(),
                 *self._jobs(),
                 *self._consumers(),
-                *replication_metrics(self._rows(REPLICATIONS)),
+                *changefeed_metrics(self._rows(CHANGEFEEDS)),
             ]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
@@ -183,7 +180,7 @@ class CatalogGauges:
         for row in self._rows(_CONSUMERS):
             lag_s = max(0, ts.physical_ms(int(row.served_ts)) - ts.physical_ms(int(row.checkpoint_ts))) / 1000
             values = lag_s, row.members, row.unread, max(0, row.idle_ms) / 1000, row.idle_limit_ms / 1000
-            labels = [str(row.cluster_id), str(row.tenant_id), row.changefeed_id]
+            labels = [str(row.cluster_id), str(row.tenant_id), row.consumer_id]
             for family, value in zip(families, values, strict=True):
                 family.add_metric(labels, float(value))
         return list(families)

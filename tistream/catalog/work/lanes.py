@@ -34,8 +34,8 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
 from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import changefeeds, lanes, next_numbers, of_asked_tenant, tenant_ids, tenant_of
-from tistream.catalog.tenancy.changefeeds import FeedState
 from tistream.catalog.tenancy.destinations import Claimed, repeats
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work.core.lane_scope import LaneScope, Progress, error_text, inherited, parse_scope, with_skipped
 from tistream.catalog.work.tasks import holds_leadership
 from tistream.catalog.work.workers import is_newest_incarnation
@@ -147,13 +147,13 @@ _OWNED = (
             ),
         )
     )
-    .where(_l.owner == bindparam("asked_worker"), _f.state == FeedState.NORMAL, is_newest_incarnation())
+    .where(_l.owner == bindparam("asked_worker"), _f.state == ReaderState.NORMAL, is_newest_incarnation())
     .order_by(_l.lane_id)
 )
 _RUNNING = select(_l.lane_id, _l.cluster_id, _l.tenant_id, _l.epoch, _l.owner, _l.changefeed_id, _l.number).join(
     changefeeds, _FEED
 )
-_PLACES = _RUNNING.where(_f.state == FeedState.NORMAL).order_by(_l.lane_id)
+_PLACES = _RUNNING.where(_f.state == ReaderState.NORMAL).order_by(_l.lane_id)
 _FREE = (
     select(_l.lane_id, _l.epoch)
     .where(_l.lane_id.in_(bindparam("asked_lanes", expanding=True)))

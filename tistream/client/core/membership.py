@@ -36,7 +36,7 @@ class Membership:
         options: Mapping[str, str] | None,
     ) -> None:
         self.name = f"{target} {name}"
-        self.path = f"{target.path}/changefeeds/{quote(name, safe='')}"
+        self.path = f"{target.path}/consumers/{quote(name, safe='')}"
         self.member = member
         self._params = {**(options or {}), **given({"member": member, "format": format, "limit": limit})}
         self._params["lease_s"] = str(lease_s)

@@ -34,6 +34,7 @@ def upgrade() -> None:
     _log()
     _table_snapshots()
     _readers()
+    _log_readers()
     _access()
     _history()
     _jobs()
@@ -231,13 +232,23 @@ def _readers() -> None:
     create_table("excluded_objects", _name("object_key", 512, key=True), *_uints(*_TENANT, "since_ms"))
     create_index("excluded_objects_of_tenant", "excluded_objects", [*_TENANT])
     create_table("builds", *_uints("build_id", key=True), *_uints("cluster_id", "tenant_id", "renewed_ms"))
+    create_table("allowed_targets", *_uints(*_TENANT, key=True), _name("target", 512, key=True))
+    create_table(
+        "safe_points",
+        *_uints(*_TENANT, key=True),
+        _name("service_id", 128, key=True),
+        *_uints("safe_ts", "expires_ms"),
+    )
+
+
+def _log_readers() -> None:
     create_table(
         "changefeeds",
         *_uints(*_TENANT, key=True),
         _name("changefeed_id", 128, key=True),
         *_words("state"),
         *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms"),
-        *_uints("last_epoch", "dead_letters"),
+        *_uints("dead_letters"),
         *map(_text, ("filters", "sink_uri", "options")),
         _text("error", nullable=True),
     )
@@ -269,6 +280,16 @@ def _readers() -> None:
     create_index("destinations_of_root", "destinations", ["root_hash"])
     create_index("destinations_of_changefeed", "destinations", [*_TENANT, "changefeed_id"])
     create_table(
+        "consumers",
+        *_uints(*_TENANT, key=True),
+        _name("consumer_id", 128, key=True),
+        *_words("state"),
+        *_uints(
+            "start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms", "last_epoch"
+        ),
+        _text("filters"),
+    )
+    create_table(
         "consumer_partitions",
         *_uints(*_TENANT, key=True),
         _name("consumer_id", 128, key=True),
@@ -283,13 +304,6 @@ def _readers() -> None:
         _name("consumer_id", 128, key=True),
         _name("member", 128, key=True),
         *_uints("session", "expires_ms"),
-    )
-    create_table("allowed_targets", *_uints(*_TENANT, key=True), _name("target", 512, key=True))
-    create_table(
-        "safe_points",
-        *_uints(*_TENANT, key=True),
-        _name("service_id", 128, key=True),
-        *_uints("safe_ts", "expires_ms"),
     )
 
 

@@ -1,6 +1,6 @@
-"""Figures of replications from the catalog, for metrics: state, lag by cause, rows, tries, refused changes.
+"""Figures of changefeeds from the catalog, for metrics: state, lag by cause, rows, tries, refused changes.
 
-One aggregate statement. At most REPLICATIONS_SHOWN_MAX are shown: those that are failed or have a lane with an error
+One aggregate statement. At most CHANGEFEEDS_SHOWN_MAX are shown: those that are failed or have a lane with an error
 first, then those whose checkpoint is oldest.
 """
 
@@ -14,7 +14,7 @@ from sqlalchemy import and_, case, func, select
 from tistream import ts as tso
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.tables import changefeeds, lanes, tasks
-from tistream.catalog.tenancy.changefeeds import FeedState
+from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work.stream_ends import ENDED
 from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
@@ -48,8 +48,8 @@ _LANES = (
     .group_by(_L.cluster_id, _L.tenant_id, _L.changefeed_id)
     .subquery("of_lanes")
 )
-_HAS_ERROR = case((_F.state == FeedState.FAILED, 0), (_LANES.c.errors > 0, 1), else_=2)
-REPLICATIONS = (
+_HAS_ERROR = case((_F.state == ReaderState.FAILED, 0), (_LANES.c.errors > 0, 1), else_=2)
+CHANGEFEEDS = (
     select(
         _F.cluster_id,
         _F.tenant_id,
@@ -74,18 +74,18 @@ REPLICATIONS = (
     .outerjoin(_SERVED, and_(_SERVED.c.cluster_id == _F.cluster_id, _SERVED.c.tenant_id == _F.tenant_id))
     .outerjoin(_ENDED, and_(_ENDED.c.cluster_id == _F.cluster_id, _ENDED.c.tenant_id == _F.tenant_id))
     .order_by(_HAS_ERROR, _F.checkpoint_ts)
-    .limit(metrics.REPLICATIONS_SHOWN_MAX)
+    .limit(metrics.CHANGEFEEDS_SHOWN_MAX)
 )
 
 
-def replication_metrics(rows: Iterable[Any]) -> list[Metric]:
-    """The families of the rows of REPLICATIONS."""
-    state, lag, *others = (metrics.collected(name) for name, _ in metrics.OF_REPLICATIONS)
+def changefeed_metrics(rows: Iterable[Any]) -> list[Metric]:
+    """The families of the rows of CHANGEFEEDS."""
+    state, lag, *others = (metrics.collected(name) for name, _ in metrics.OF_CHANGEFEEDS)
     rows_done, bytes_done, tries, stopped, letters, unmoved = others
     for row in rows:
         labels = [str(row.cluster_id), str(row.tenant_id), row.changefeed_id]
-        runs = row.state == FeedState.NORMAL
-        state.add_metric([*labels, FeedState.ERROR if runs and row.errors else row.state], 1)
+        runs = row.state == ReaderState.NORMAL
+        state.add_metric([*labels, ReaderState.ERROR if runs and row.errors else row.state], 1)
         figures = (rows_done, row.rows_done), (bytes_done, row.bytes_done), (tries, row.tries), (stopped, row.stopped)
         for family, value in (*figures, (letters, row.dead_letters)):
             family.add_metric(labels, float(value))

@@ -1,6 +1,6 @@
-"""Creates, changes and repairs replications: changefeeds that the service writes to a destination.
+"""Creates, changes and repairs changefeeds.
 
-Before a replication starts, its destination is asked, its lanes are cut, and its start is checked against the log.
+Before a changefeed starts, its destination is asked, its lanes are cut, and its start is checked against the log.
 """
 
 from __future__ import annotations
@@ -31,19 +31,15 @@ from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.kinds import TenantKind
 from tistream.catalog.rows.tenants import TenantRow
-from tistream.catalog.tenancy.changefeeds import (
-    ChangefeedRow,
-    get_changefeed,
-    list_changefeeds,
-)
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS, ChangefeedRow
 from tistream.catalog.tenancy.targets import policy_of
 from tistream.catalog.tenancy.tenants import GIVEN_UP, every_tenant, get_tenant
-from tistream.catalog.work import replications
+from tistream.catalog.work import changefeeds
+from tistream.catalog.work.changefeeds import Sees, no_other
 from tistream.catalog.work.core.location import location_facts
 from tistream.catalog.work.lanes import replace_lanes
-from tistream.catalog.work.replications import Sees, no_other
 from tistream.clock import Clock
-from tistream.errors import InvalidInput, StateForbids, TsExpired
+from tistream.errors import InvalidInput, TsExpired
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.outbound.policy import Policy, Terms
@@ -76,8 +72,8 @@ class TransactionsThere(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The settings of a replication."""
+class ChangefeedSettings:
+    """The settings of a changefeed."""
 
     sink_uri: str
     filters: Mapping[str, str] = field(default_factory=dict)
@@ -117,8 +113,8 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replications:
-    """The control plane of replications."""
+class ChangefeedControl:
+    """The control plane of changefeeds."""
 
     catalog: Catalog
     clock: Clock
@@ -130,7 +126,7 @@ class Replications:
         tenant: Tenant,
         name: str,
         start_ts: int | None,
-        given: Wanted,
+        given: ChangefeedSettings,
         *,
         lanes: int | None,
         actor: str,
@@ -145,17 +141,19 @@ class Replications:
         self._check_direction(row, name, target, reached, sees)
         notes = [*reached.notes, *self._without_key(row, given), *_without_start(row, start_ts)]
         scopes = cut_lanes(target, name, keys, lanes, self.clock)
-        made = replications.create_replication(
+        made = changefeeds.create_changefeed(
             self.catalog, tenant, name, start_ts, sink_uri=given.sink_uri, filters=given.filters_text, scopes=scopes,
             options=given.options(target, reached, keys, operated), target_ts=given.target_ts, hold_ms=given.hold_ms,
             actor=actor, sees=sees,
         )  # fmt: skip
         return made, notes
 
-    def update(self, tenant: Tenant, name: str, given: Wanted, *, actor: str, sees: Sees = no_other) -> Sequence[str]:
-        """Other settings of a replication that does not run; what its user must know. Its keys stay the same."""
+    def update(
+        self, tenant: Tenant, name: str, given: ChangefeedSettings, *, actor: str, sees: Sees = no_other
+    ) -> Sequence[str]:
+        """Other settings of a changefeed that does not run; what its user must know. Its keys stay the same."""
         row = get_tenant(self.catalog, tenant)
-        before = replication_of(self.catalog, tenant, name)
+        before = CHANGEFEEDS.get(self.catalog, tenant, name)
         operated = given.operated_options(before)
         target, keys = self._checked(row, given, operated)
         had = kept_selection(orjson.loads(before.options)["keys"]).range
@@ -164,7 +162,7 @@ class Replications:
         reached = self._reached(target, name, given, operated)
         self._check_direction(row, name, target, reached, sees)
         notes = [*reached.notes, *self._without_key(row, given)]
-        replications.update_replication(
+        changefeeds.update_changefeed(
             self.catalog, tenant, name, sink_uri=given.sink_uri,
             options=given.options(target, reached, keys, operated), filters=given.filters_text,
             target_ts=given.target_ts, hold_ms=given.hold_ms, actor=actor, sees=sees,
@@ -175,7 +173,7 @@ class Replications:
         """Run it again, above `to_ts` if given, and try what was refused again. TsExpired when the log begins later."""
         if to_ts is not None and to_ts < (earliest_ts := get_tenant(self.catalog, tenant).earliest_ts):
             raise TsExpired(f"The log of this tenant begins at {earliest_ts}.", earliest_ts=str(earliest_ts))
-        replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor, sees=sees)
+        changefeeds.resume_changefeed(self.catalog, tenant, name, to_ts=to_ts, actor=actor, sees=sees)
 
     def rebalance(self, tenant: Tenant, name: str, lanes: int | None) -> None:
         """Cut it anew, by the destination's regions as they are now. StateForbids while a change is refused."""
@@ -186,14 +184,14 @@ class Replications:
         self, tenant: Tenant, name: str, number: int, *, leave_out: bool, change: tuple[str, int] | None = None
     ) -> None:
         """Try the refused change of a lane again, or leave it out. StateForbids when the lane is not stopped."""
-        replications.decide_refusal(self.catalog, tenant, name, number, leave_out=leave_out, change=change)
+        changefeeds.decide_refusal(self.catalog, tenant, name, number, leave_out=leave_out, change=change)
 
     def tables(self, tenant: Tenant, name: str) -> list[dict[str, Any]]:
         """The tables that it writes, each with its lane; none before the first schema snapshot."""
-        row, feed = get_tenant(self.catalog, tenant), replication_of(self.catalog, tenant, name)
+        row, feed = get_tenant(self.catalog, tenant), CHANGEFEEDS.get(self.catalog, tenant, name)
         return tables_by_lane(self.catalog, self.registry, row, feed)
 
-    def _reached(self, target: Target, name: str, given: Wanted, operated: Sequence[str]) -> Reached:
+    def _reached(self, target: Target, name: str, given: ChangefeedSettings, operated: Sequence[str]) -> Reached:
         """Reach the destination and the place of dead letters. InvalidInput, TargetRefused, DestinationUnavailable,
         DeadLetterUnavailable."""
         if given.dead_letter:
@@ -219,10 +217,10 @@ class Replications:
         for other in every_tenant(self.catalog):
             if (other.upstream_id, other.keyspace.id) != there:
                 continue
-            for feed in list_changefeeds(self.catalog, other.tenant):
+            for feed in CHANGEFEEDS.of_tenant(self.catalog, other.tenant):
                 options = orjson.loads(feed.options)
-                if feed.is_replication and (options["sink_cluster"], options["sink_keyspace"]) == here:
-                    who = replications.called(other.tenant, feed.changefeed_id, row.tenant, sees)
+                if (options["sink_cluster"], options["sink_keyspace"]) == here:
+                    who = changefeeds.called(other.tenant, feed.name, row.tenant, sees)
                     raise InvalidInput(
                         f"{who} writes the other way, so that each would feed the other. Remove it before {name} is "
                         "created.",
@@ -244,7 +242,7 @@ class Replications:
             if other.kind is TenantKind.TIDB or (other.kind is TenantKind.TXN and other.keyspace.id == place):
                 raise TransactionsThere.of(other, reached, sees)
 
-    def _without_key(self, row: TenantRow, given: Wanted) -> Sequence[str]:
+    def _without_key(self, row: TenantRow, given: ChangefeedSettings) -> Sequence[str]:
         """What to know of tables whose rows nothing identifies; nothing before the first schema snapshot."""
         if row.kind.is_keyspace or not row.has_log:
             return ()
@@ -263,7 +261,7 @@ class Replications:
             "one cannot be told from another.",
         )
 
-    def _checked(self, row: TenantRow, given: Wanted, operated: Sequence[str]) -> tuple[Target, KeyRange]:
+    def _checked(self, row: TenantRow, given: ChangefeedSettings, operated: Sequence[str]) -> tuple[Target, KeyRange]:
         """The destination, and the user keys of a keyspace. InvalidInput, FilterInvalid."""
         target = Target.of(given.sink_uri, row, self._policy(row.tenant, "sink-uri", operated))
         if row.kind.is_keyspace:
@@ -297,11 +295,3 @@ def _without_start(row: TenantRow, start_ts: int | None) -> Sequence[str]:
         "were not written since are not in it and do not reach the destination. To have all, restore a backup there, "
         "and create the changefeed with its backup-ts as --start-ts.",
     )
-
-
-def replication_of(catalog: Catalog, tenant: Tenant, name: str) -> ChangefeedRow:
-    """The replication of this name. StateForbids for a consumer."""
-    feed = get_changefeed(catalog, tenant, name)
-    if not feed.is_replication:
-        raise StateForbids(f"Changefeed {name} has no destination: members read it.", state=feed.state)
-    return feed

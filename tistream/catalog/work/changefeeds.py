@@ -1,8 +1,9 @@
-"""Replications: changefeeds that the service runs, with their lanes. Each call is one transaction.
+"""The lifecycle of changefeeds, with their lanes. Each call is one transaction.
 
 create   the changefeed and its first lanes
 resume   normal again, with all errors forgotten; its checkpoint may be moved
 update   other settings, while it is stopped or failed
+remove   with its lanes; its destination is released
 end      by a lane's owner: the target is reached, and the destination knows it
 fail     by a lane's owner: an error that no retry can mend, such as a log that no longer has what follows
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
@@ -24,11 +25,11 @@ from tistream.catalog.database.tables import (
     changefeeds,
     lanes,
     of_asked_tenant,
-    tenant_ids,
     tenant_of,
 )
 from tistream.catalog.tenancy import destinations
-from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed, refuse_future
+from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.log_readers import ReaderState, reader_ids, refuse_future
 from tistream.catalog.work.core.lane_scope import LaneScope, error_text, skip
 from tistream.catalog.work.core.location import Files, letters_in, location_in, location_of_text, location_text
 from tistream.catalog.work.lanes import (
@@ -43,17 +44,17 @@ from tistream.errors import Fenced, InvalidInput, NotFound, StateForbids
 from tistream.ids import Tenant
 
 _f, _l = changefeeds.c, lanes.c
-_ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
-_LOCK = select(changefeeds).where(_ONE).with_for_update()
+_ONE = CHANGEFEEDS.one
+_REMOVE_LANES = lanes.delete().where(of_asked_tenant(lanes), _l.changefeed_id == bindparam("asked_id"))
 _IS_CURRENT = (
     changefeeds.update()
-    .where(_ONE, _f.state == FeedState.NORMAL, _f.checkpoint_ts >= bindparam("to_ts"))
+    .where(_ONE, _f.state == ReaderState.NORMAL, _f.checkpoint_ts >= bindparam("to_ts"))
     .values(last_active_ms=now_ms())
 )
 _WITH_DEAD_LETTERS = select(_f.cluster_id, _f.tenant_id, _f.changefeed_id, _f.options).where(
-    _f.options.contains('"dead_letter_location":'), _f.state != FeedState.FINISHED
+    _f.options.contains('"dead_letter_location":'), _f.state != ReaderState.FINISHED
 )
-_IDLE = (FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED)
+_IDLE = (ReaderState.STOPPED, ReaderState.FAILED, ReaderState.FINISHED)
 Sees = Callable[[Tenant], bool]
 """Whether the user may know of a tenant."""
 
@@ -70,7 +71,7 @@ def called(owner: Tenant, changefeed_id: str, tenant: Tenant, sees: Sees) -> str
     return f"Changefeed {changefeed_id} of tenant {owner}" if sees(owner) else "A changefeed of another tenant"
 
 
-def create_replication(
+def create_changefeed(
     catalog: Catalog,
     tenant: Tenant,
     changefeed_id: str,
@@ -85,34 +86,25 @@ def create_replication(
     actor: str = "",
     sees: Sees = no_other,
 ) -> bool:
-    """Register a replication that has everything at or below `start_ts` (None: the start of the log). `hold_ms`: how
+    """Register a changefeed that has everything at or below `start_ts` (None: the start of the log). `hold_ms`: how
     long its log is kept while its checkpoint does not move; 0 = for ever. False when it is already registered alike;
-    InvalidInput when another one writes to the same destination; other errors as `add_changefeed`."""
-
-    def added(conn: Any, start: int) -> None:
+    InvalidInput when another one writes to the same destination; other errors as `ReaderTable.add`."""
+    settings = {"target_ts": target_ts, "filters": filters, "idle_limit_ms": hold_ms}
+    settings |= {"sink_uri": sink_uri, "options": options}
+    with catalog.transaction() as conn:
+        start = CHANGEFEEDS.add(conn, tenant, changefeed_id, start_ts, settings, {"dead_letters": 0})
+        if start is None:
+            return False
         claimed = _claim(conn, tenant, changefeed_id, options, sees)
         add_lanes(conn, tenant, changefeed_id, scopes, start, claimed)
         record_event(
             conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start),
             **destinations.repeats(start, claimed.attempted_ts),
         )  # fmt: skip
-
-    return add_changefeed(
-        catalog,
-        tenant,
-        changefeed_id,
-        start_ts,
-        target_ts=target_ts,
-        filters=filters,
-        partitions=0,
-        idle_limit_ms=hold_ms,
-        sink_uri=sink_uri,
-        options=options,
-        added=added,
-    )
+        return True
 
 
-def resume_replication(
+def resume_changefeed(
     catalog: Catalog,
     tenant: Tenant,
     changefeed_id: str,
@@ -124,27 +116,26 @@ def resume_replication(
     """Run it again and try its stopped lanes again. `to_ts`: all lanes continue above it, also further back.
     StateForbids when it is finished and not moved below its target, TsOutOfRange when it is moved into the future,
     InvalidInput when another one writes to the same destination."""
-    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
-        row = _locked(conn, tenant, changefeed_id)
-        if row.state == FeedState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
+        row = CHANGEFEEDS.locked(conn, tenant, changefeed_id)
+        if row.state == ReaderState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
             raise StateForbids(f"Changefeed {changefeed_id} is finished.", state=row.state)
         claimed = _claim(conn, tenant, changefeed_id, row.options, sees)
         retry_lanes(conn, tenant, changefeed_id)
-        values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "last_active_ms": now_ms()}
+        values: dict[str, Any] = {"state": ReaderState.NORMAL, "error": None, "last_active_ms": now_ms()}
         named: dict[str, str] = {}
         if to_ts is not None:
             refuse_future(conn, tenant, to_ts)
             named = rewind_lanes(conn, tenant, changefeed_id, to_ts, claimed)
             values["checkpoint_ts"] = to_ts
-        conn.execute(changefeeds.update().where(_ONE).values(**values), asked)
+        conn.execute(changefeeds.update().where(_ONE).values(**values), reader_ids(tenant, changefeed_id))
         record_event(
             conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor,
-            was=row.state, to=FeedState.NORMAL, to_ts=None if to_ts is None else str(to_ts), **named,
+            was=row.state, to=ReaderState.NORMAL, to_ts=None if to_ts is None else str(to_ts), **named,
         )  # fmt: skip
 
 
-def update_replication(
+def update_changefeed(
     catalog: Catalog,
     tenant: Tenant,
     changefeed_id: str,
@@ -157,57 +148,63 @@ def update_replication(
     actor: str = "",
     sees: Sees = no_other,
 ) -> None:
-    """Change the settings of a replication that does not run. Another destination or other filters hold from its
+    """Change the settings of a changefeed that does not run. Another destination or other filters hold from its
     checkpoint on: lanes that are above it go back to it, under new epochs, and what is not finished is planned again.
     StateForbids while it is normal, InvalidInput when another one writes to the same destination."""
-    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
-        row = _locked(conn, tenant, changefeed_id)
+        row = CHANGEFEEDS.locked(conn, tenant, changefeed_id)
         if row.state not in _IDLE:
             raise StateForbids(f"Changefeed {changefeed_id} runs: pause it first.", state=row.state)
-        is_over = row.state == FeedState.FINISHED
+        is_over = row.state == ReaderState.FINISHED
         claimed = _claim(conn, tenant, changefeed_id, options, sees, take=not is_over)
         named: dict[str, str] = {}
         if not is_over and (location_in(options), filters) != (location_in(row.options), row.filters):
             named = rewind_lanes(conn, tenant, changefeed_id, row.checkpoint_ts, claimed)
         values = {"sink_uri": sink_uri, "options": options, "filters": filters}
         numbers = {"target_ts": target_ts, "idle_limit_ms": hold_ms}
-        conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), asked)
+        conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), reader_ids(tenant, changefeed_id))
         record_event(conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor, **named)
+
+
+def remove_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> bool:
+    """Delete the changefeed, which releases its log and its destination. False when it does not exist."""
+    with catalog.transaction() as conn:
+        removed = CHANGEFEEDS.delete(conn, tenant, changefeed_id)
+        destinations.release(conn, tenant, changefeed_id)
+        conn.execute(_REMOVE_LANES, reader_ids(tenant, changefeed_id))
+        return removed
 
 
 def note_current(catalog: Catalog, lane: LaneRow, resolved_ts: int) -> None:
     """A worker has seen that nothing is left to write up to the watermark `resolved_ts`: a changefeed that has all of
     its log is not idle, however long its source is away."""
-    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id, "to_ts": resolved_ts}
     with catalog.transaction() as conn:
-        conn.execute(_IS_CURRENT, asked)
+        conn.execute(_IS_CURRENT, {**reader_ids(lane.tenant, lane.changefeed_id), "to_ts": resolved_ts})
 
 
-def end_replication(catalog: Catalog, lane: LaneRow) -> bool:
+def end_changefeed(catalog: Catalog, lane: LaneRow) -> bool:
     """Finished, if its checkpoint has reached its target: the owner of a lane has told the destination. It releases its
     destination. Whether it is so; Fenced when the lane has another owner."""
-    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
     with catalog.transaction() as conn:
-        _locked(conn, lane.tenant, lane.changefeed_id)
+        CHANGEFEEDS.locked(conn, lane.tenant, lane.changefeed_id)
         _check_owner(conn, lane)
-        is_over = _ONE, _f.target_ts > 0, _f.target_ts <= _f.checkpoint_ts, _f.state == FeedState.NORMAL
-        ended = conn.execute(changefeeds.update().where(*is_over).values(state=FeedState.FINISHED), asked).rowcount == 1
+        is_over = _ONE, _f.target_ts > 0, _f.target_ts <= _f.checkpoint_ts, _f.state == ReaderState.NORMAL
+        end = changefeeds.update().where(*is_over).values(state=ReaderState.FINISHED)
+        ended = conn.execute(end, reader_ids(lane.tenant, lane.changefeed_id)).rowcount == 1
         if ended:
             destinations.release(conn, lane.tenant, lane.changefeed_id)
         return ended
 
 
-def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None:
+def fail_changefeed(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None:
     """No retry of this lane can succeed: the changefeed is failed until an operator resumes it. Fenced when the lane
     has another owner."""
-    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
     with catalog.transaction() as conn:
-        _locked(conn, lane.tenant, lane.changefeed_id)
+        CHANGEFEEDS.locked(conn, lane.tenant, lane.changefeed_id)
         _check_owner(conn, lane)
-        failed = {"state": FeedState.FAILED, "error": error_text(error)}
-        changed = conn.execute(changefeeds.update().where(_ONE, _f.state == FeedState.NORMAL).values(**failed), asked)
-        if changed.rowcount:
+        failed = {"state": ReaderState.FAILED, "error": error_text(error)}
+        fail = changefeeds.update().where(_ONE, _f.state == ReaderState.NORMAL).values(**failed)
+        if conn.execute(fail, reader_ids(lane.tenant, lane.changefeed_id)).rowcount:
             record_event(
                 conn, EventKind.CHANGEFEED_FAILED, lane.changefeed_id, tenant=lane.tenant, lane=lane.number, **error
             )
@@ -293,12 +290,3 @@ def _check_owner(conn: Connection, lane: LaneRow) -> None:
     mine = select(_l.lane_id).where(_l.lane_id == lane.lane_id, _l.epoch == lane.epoch)
     if conn.execute(mine).first() is None:
         raise Fenced(f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner.")
-
-
-def _locked(conn: Any, tenant: Tenant, changefeed_id: str) -> Any:
-    row = conn.execute(_LOCK, {**tenant_ids(tenant), "asked_id": changefeed_id}).one_or_none()
-    if row is None:
-        raise no_changefeed(tenant, changefeed_id)
-    if not row.sink_uri:
-        raise StateForbids(f"Changefeed {changefeed_id} has no destination: members read it.", state=row.state)
-    return row
