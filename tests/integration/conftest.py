@@ -55,7 +55,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture(autouse=True, scope="module")
 def events_come_last() -> Iterator[None]:
-    """In all transactions of the process. See `tests.kit.catalog_locks`."""
+    """Every transaction of the process locks the counter of events last. See `tests.kit.catalog_locks`."""
     broken = locked_after_events()
     yield
     assert not broken

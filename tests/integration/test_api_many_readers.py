@@ -34,7 +34,7 @@ KIB_PER_STREAM = 200  # of the server's memory; about 60 are needed
 
 @dataclass
 class Site:
-    """The server's process."""
+    """A process of the API server."""
 
     process: TiStreamProcess
     port: int

@@ -259,7 +259,7 @@ def test_rows_are_refused_over_http_1_0(old: TestClient, form: str) -> None:
 
 
 def test_every_other_answer_has_a_length_over_http_1_0(world: ApiWorld, old: TestClient) -> None:
-    """So that a body that broke off is seen."""
+    """The length shows that a body broke off."""
     world.log.seed()
     listed = old.get(f"{BASE}/files?format=all").json()["items"]
     table = f"{BASE}/databases/shop/tables/customers"

@@ -68,7 +68,7 @@ def test_virtual_columns_are_left_out_and_that_is_said(world: ApiWorld) -> None:
 
 
 def test_a_header_has_as_many_columns_as_clients_take() -> None:
-    """Clients refuse a long head; what does not fit is counted."""
+    """Clients refuse long headers: columns that do not fit are counted in another header."""
     missing = [("shop.t", LeftOut(f"virtual_{n}", "json_extract(`doc`,_utf8mb4'$.a')")) for n in range(600)]
     headers = left_out_headers(missing)
     listed = json.loads(headers["TiStream-Left-Out"])

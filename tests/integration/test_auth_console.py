@@ -185,7 +185,7 @@ def test_without_keys_nobody_is_asked(site: Site) -> None:
 
 
 def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
-    """What a stream asks every few seconds."""
+    """A stream checks its key every few seconds, and ends when the key is revoked."""
     key, closing = site.key(Role.VIEWER), threading.Event()
     seen: list[str] = []
 

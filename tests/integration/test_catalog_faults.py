@@ -186,7 +186,7 @@ def test_a_host_lost_while_it_tells_an_event_delays_no_other_for_long(catalog: C
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for a process that is killed."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[MariaDBServer]:
-    """One that has a certificate."""
+    """A MariaDB server with a certificate."""
     own = certificate(folder, "own")
     (folder / "server").mkdir()
     new_server = MariaDBServer(folder / "server", options=[f"--ssl-cert={own}", f"--ssl-key={own.with_suffix('.key')}"])

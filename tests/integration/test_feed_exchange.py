@@ -66,7 +66,7 @@ def world() -> Iterator[World]:
 
 
 def trouble(stream: Awaited[FeedStream]) -> TiStreamError:
-    """What it raises."""
+    """The error that the next looks at the stream raise."""
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         try:

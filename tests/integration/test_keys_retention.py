@@ -103,7 +103,7 @@ class World:
         return build_tenant_bases(self.catalog, self.registry, TENANT, executor, settings, CLOCK)
 
     def floor(self) -> int:
-        """After a round of retention."""
+        """The floor after a round of retention."""
         self.retention.step()
         return get_tenant(self.catalog, TENANT).floor_ts
 

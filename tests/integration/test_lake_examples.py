@@ -53,7 +53,7 @@ def example() -> Iterator[Callable[[str], Any]]:
 
 
 class Interrupted(Exception):
-    """The process dies here."""
+    """Stands for a process that is killed."""
 
 
 def source(example: Callable[[str], Any], client: Client, name: tuple[str, str], rows: int, pages: int | None) -> Any:

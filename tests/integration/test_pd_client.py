@@ -47,7 +47,7 @@ class Pds:
 
 
 class Pd(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped base
-    """One server."""
+    """One PD server."""
 
     def __init__(self, pds: Pds, credentials: grpc.ServerCredentials | None = None) -> None:
         self._pds = pds

@@ -43,7 +43,7 @@ main()
 
 
 def exchanges() -> list[str]:
-    """The threads that read from dispatchers, and write to them."""
+    """Names of the threads that read from dispatchers, and write to them."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("feed grpc://")]
 
 

@@ -26,7 +26,7 @@ def test_promtool_agrees(args: tuple[str, ...]) -> None:
 
 
 def test_a_rule_that_is_wrong_fails_its_test(tmp_path: Path) -> None:
-    """That promtool would notice."""
+    """promtool refuses an alert that looks at the wrong metric."""
     rules = (PROMETHEUS / "alerts.yml").read_text("utf-8")
     (tmp_path / "alerts.yml").write_text(rules.replace("tistream_checkpoint_lag_seconds) > 30", "tistream_tasks) > 30"))
     (tmp_path / "alerts.test.yml").write_text((PROMETHEUS / "alerts.test.yml").read_text("utf-8"))

@@ -89,7 +89,7 @@ def lock(bench: PushBench, *keys: bytes) -> None:
 
 
 def is_complete(bench: PushBench) -> None:
-    """No lock holds anything back."""
+    """Wait until the watermark passes now: no lock holds it back, and no problem is left."""
     now = bench.served.tso()
     bench.until(lambda: bench.watermark >= now)
     bench.until(lambda: not bench.seen.problems)

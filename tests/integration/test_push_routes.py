@@ -43,7 +43,7 @@ TERMS = PushTerms(bucket="changes", prefix="production", role_arn=ROLE)
 
 
 class Issuer(CredentialIssuer):
-    """Without an STS."""
+    """Issues credentials without an STS."""
 
     def issue(self, tenant: Tenant) -> Issued:
         at = datetime(2026, 11, 22, 6, tzinfo=UTC)

@@ -138,7 +138,7 @@ def test_what_the_log_holds_with_equal_bytes_is_a_repeated_row(bench: Bench) -> 
 
 
 def test_a_replay_passes_repeated_rows_as_a_sorter_does(bench: Bench) -> None:
-    """Those of the log before it, and those of the log that it writes."""
+    """It repeats rows of the log before it and of the log that it writes; neither is a contradiction."""
     file(bench, 1, *change(b"a1", 12, 14, b"1"), whole(b"z1", 12, 14, b"2"), upto=20)
     bench.wait_for_durable_ts(20)
     read_up_to = {1: Position(seq=1)}

@@ -72,7 +72,7 @@ def test_a_flush_takes_as_many_statements_whatever_the_number_of_tables(bench: B
 
 
 def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: a statement for each table that a segment holds."""
+    """A mutant sends a statement for each table of a segment, and the counts show it."""
     proper = committed.flush_in
 
     def chatty(conn: Connection, tenant: Tenant, objects: Any, advances: Any) -> frozenset[int]:
@@ -88,7 +88,7 @@ def test_a_flush_that_asks_for_each_table_is_found(bench: Bench, monkeypatch: py
 
 
 def test_an_idle_sorter_asks_nothing_of_single_tables(bench: Bench) -> None:
-    """Without a row only the durable watermarks move."""
+    """Without rows its only statements move the durable watermarks."""
     log = StatementLog(bench.catalog)
     bench.worker("s1")
     bench.put(1, upto=20)

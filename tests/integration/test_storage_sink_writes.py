@@ -129,7 +129,7 @@ def test_mutants_differ(around_ddl: list[Stretch], mutate: Change) -> None:
 
 
 def test_a_lane_that_moves_between_workers_never_takes_a_number_twice(around_ddl: list[Stretch]) -> None:
-    """And the mutant that trusts what it knew before the lane was elsewhere does."""
+    """A mutant that trusts its numbers from before the lane moved takes one twice."""
     history, rows = recorded_history(), committed_rows()
     ts = [t for t in rows["commit_ts"].to_pylist() if around_ddl[0].after < t <= around_ddl[1].upto]
     planned = list(stretches(history, rows, [around_ddl[0].after, *sorted(set(ts))[20::20]]))

@@ -209,7 +209,7 @@ class World:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Timeouts and rhythms of a push, short."""
+    """Short timeouts and intervals of a push."""
     for name, value in (
         ("pusher.tikv_push._PD_PATIENCE_S", 0.0),
         ("pusher.tikv_push._BARRIER_S", 1.0),

@@ -35,7 +35,7 @@ OPEN = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/version"), ("GET", "/lo
 
 @dataclass
 class Site:
-    """See the module."""
+    """A service that asks for keys, and the clients of the tests."""
 
     parts: Parts
     app: FastAPI

@@ -66,7 +66,7 @@ class Answers:
         self._routes.sort(key=lambda route: -len(route[1].pattern))  # `.../tenants` before `.../{name}`
 
     def of(self, method: str, path: str, query: str) -> tuple[int, str, bytes]:
-        """(status, media type, body). `asked`: the query, for its format."""
+        """(status, media type, body). `query` names its format."""
         if self._texts is Texts.NO_JSON:
             return 400, "text/plain", EVIL.encode()
         if self._texts is Texts.PROBLEM:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def overheard(real: Callable[P, T], calls: list[Any]) -> Callable[P, T]:
-    """`real`, which adds the positional arguments of each call to `heard` before it runs."""
+    """`real`, which adds the positional arguments of each call to `calls` before it runs."""
 
     def listened(*args: P.args, **named: P.kwargs) -> T:
         calls.append(args)

@@ -49,7 +49,7 @@ SEEDS = range(90)
 
 
 class Lost(Exception):
-    """The resolver's process ends."""
+    """Stands for a resolver whose process ends."""
 
 
 class Stores:
@@ -80,7 +80,7 @@ class Stores:
         )
 
     def keep(self, addresses: object) -> None:
-        """No connection is open."""
+        """Does nothing: the model has no connections."""
 
     def channel(self, store_id: int) -> Stores:
         self._store_id = store_id

@@ -19,7 +19,7 @@ SEEDS = 8
 
 
 def play(seed: int) -> int:
-    """Rows written."""
+    """Play a random run that loses files; the number of rows written."""
     rand, run = random.Random(seed), SorterRun()
     for _ in range(3):
         for _ in range(25):

@@ -115,7 +115,7 @@ class RecordedChannel:
         return self.answer
 
     def forget_leader(self) -> None:
-        """The answer was a refusal."""
+        """Does nothing: a recorded refusal is repeated whatever the leader."""
 
 
 def asked_again(method: str, request: bytes, answer: bytes) -> bytes | None:

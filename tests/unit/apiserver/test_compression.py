@@ -1,4 +1,4 @@
-"""Which content coding an answer takes, and that streams can be read up to each piece."""
+"""Which content coding an answer takes; a stream can be read up to each piece before the next one comes."""
 
 from __future__ import annotations
 

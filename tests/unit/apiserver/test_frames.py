@@ -1,4 +1,4 @@
-"""How streams say that rows could not be decoded."""
+"""Frames of streams name rows that could not be decoded."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TENANT = "/v1/clusters/1/tenants/{}/x"
 
 
 class Known:
-    """The wall: it says who asks."""
+    """Stands for the check of keys: it says who asks."""
 
     def __init__(self, app: ASGIApp, principal: Principal) -> None:
         self._app, self._principal = app, principal

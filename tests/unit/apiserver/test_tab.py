@@ -1,4 +1,4 @@
-"""What a tab is told, by a service that is a function."""
+"""Events that a tab of the console receives, from a service that is a function."""
 
 from __future__ import annotations
 

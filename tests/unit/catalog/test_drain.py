@@ -1,4 +1,4 @@
-"""A worker waits until others have what it holds, as long as they can."""
+"""A draining worker waits until others have taken over what it holds, while there are others who can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOCK = SystemClock()
 
 
 class Worker:
-    """Holds `holds` things, of which each look finds one less once it drains."""
+    """Holds `holds` tasks; once it drains, each look finds one less."""
 
     kind = WorkerKind.SORTER
     name = "s1"

@@ -20,7 +20,7 @@ PAGES = 4
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """Stands for a process that is killed."""
 
 
 class Log(httpx2.BaseTransport):
@@ -46,7 +46,7 @@ def consume(store: CursorStore, take: Callable[[int], None]) -> None:
 
 
 class Deadly:
-    """A database connection whose process dies at the n-th call of one of its methods, before or behind it."""
+    """A database connection whose process dies at the n-th call of one of its methods, before or after it."""
 
     def __init__(self, real: sqlite3.Connection, method: str, number: int, behind: bool) -> None:
         self._real, self._method, self._left, self._behind = real, method, number, behind

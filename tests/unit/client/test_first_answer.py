@@ -111,7 +111,7 @@ def test_what_else_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for() -
 
 
 def test_a_service_that_has_answered_is_waited_for() -> None:
-    """Any answer is a sign of it, and one sign is enough."""
+    """One answer of any kind shows that there is a service: a later outage is waited out up to `retry_s`."""
     script = Script(page("a"), *[httpx2.ConnectError("refused")] * 40, page("b"), problem(503), page("c"))
     pauses = list[float]()
     with Client("http://host:1", transport=script, sleep=pauses.append, first_answer_s=30, retry_s=600) as client:
@@ -129,7 +129,7 @@ def test_a_service_that_is_away_has_a_code_of_its_own_and_what_it_says_of_others
 
 
 def test_no_error_tells_its_user_of_the_names_in_the_code() -> None:
-    """Its first line is a message: what it means to a program is said beside it."""
+    """The first line of an error's docstring is its default message: it names nothing of the code."""
     everything, todo = set[type[TiStreamError]](), [TiStreamError]
     while todo:
         subclasses = todo.pop().__subclasses__()

@@ -1,4 +1,4 @@
-"""What a request leaves behind: its id, its line, its count."""
+"""Each request gets an id, a log line and a count."""
 
 from __future__ import annotations
 

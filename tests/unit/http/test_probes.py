@@ -1,4 +1,4 @@
-"""What a process tells those who look after it."""
+"""Probes and metrics of a process."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_what_is_published_or_collected_meanwhile_is_no_fault(catalog: Catalog, 
 def test_an_audit_that_does_not_look_again_would_cry_wolf(
     catalog: Catalog, store: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutant of the test before."""
+    """Without the second look the audit reports what is published or collected meanwhile."""
 
     def at_once(_catalog: Catalog, _store: Folder, suspects: dict[str, int]) -> Iterator[Fault]:
         for name, size in suspects.items():

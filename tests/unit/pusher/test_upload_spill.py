@@ -15,7 +15,7 @@ from tistream.objectstore.memory import MemoryStore
 
 
 class GatedStore(MemoryStore):
-    """Takes nothing until the gate is open."""
+    """Takes no object until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def test_filters_compare_what_is_shown(kind: Type, first: bytes, second: bytes, 
 
 @pytest.mark.parametrize(("kind", "first", "second"), [case[:3] for case in CASES], ids=IDS)
 def test_every_reader_is_shown_the_same(kind: Type, first: bytes, second: bytes) -> None:
-    """Also an update of a unique key is one only where the key is shown to change."""
+    """An update of a unique key is split only where the key changes in what readers are shown."""
     one, other = _run(kind, first, second), _run(kind, second, second)
     changes = decode_rows(one.history, one.rows, Scope(tenant=TENANT)).changes
     key = Index(id=1, name="u", columns=(IndexColumn(name="c", offset=1),), unique=True, primary=False)

@@ -49,7 +49,7 @@ def test_one_changefeed_without_an_answer_delays_no_other(count: int) -> None:
 
 
 def test_many_that_fall_silent_at_once_delay_others_once() -> None:
-    """For a deadline: until then nothing tells them from others."""
+    """Others wait for one deadline: until then nothing tells the silent ones from them."""
     lanes = {f"dead {n}": 3 for n in range(4)} | {"good": 1}
     waited = waits(lanes, lambda feed, now_s: feed != "good" and now_s > 20, 90.0)
     assert max(wait for _, wait in waited["good"]) <= 2 * DEADLINE_S + AGAIN_S
@@ -89,7 +89,7 @@ def test_a_lane_that_is_over_is_first() -> None:
 
 
 def test_without_patience_and_shares_others_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound above is not met by chance."""
+    """Without both rules a wait exceeds the bound of the tests above."""
     monkeypatch.setattr(turns, "PATIENCE_S", 1e9)
     waited = waits({"dead": 12, "good": 1}, lambda feed, _: feed == "dead", 60.0)
     assert max(wait for _, wait in waited["good"]) > DEADLINE_S - AGAIN_S - 1

@@ -99,7 +99,7 @@ def test_the_history_follows_the_committed_log(
 
 
 def test_the_end_of_a_ddl_that_has_taken_effect_is_waited_for(log: Log, history: History) -> None:
-    """So every answer shows its final definition."""
+    """The history waits, so that every answer shows the final definition."""
     registry = log.registry()
     events = history.events(history.start_ts, history.resolved_ts)
     event = next(e for e in events if e.kind == "alter table partition by")
