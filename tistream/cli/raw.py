@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from backup.restore import Restored
     from tistream.keyrange import KeyRange
     from tistream.objectstore.protocol import ObjectStore
+    from tistream.tikv.channels import Tls
     from tistream.tikv.pd import PdClient
 
 commands = typer.Typer(help="Back up and restore RawKV.", no_args_is_help=True)
@@ -75,6 +78,10 @@ def backup(
 
     With --cluster and --tenant, the tenant that captures the keyspace, backup-ts is its watermark; a changefeed that
     starts there continues without a gap. With --from-log the cluster is not touched."""
+    from backup.cluster import ClusterBackup, back_up_cluster
+    from backup.core.manifest import api_named
+    from tistream.clock import SystemClock
+
     keys = _range(start, end, key_format or "escaped")
     with _store(storage) as store, _progress("backed up", "parts") as progress:
         if from_log:
@@ -84,11 +91,20 @@ def backup(
                 store, keys, _tenant_of(cluster, tenant), to.url, as_of, ratelimit, progress, allow_state=allow_state
             )
         else:
-            manifest = _from_cluster(
-                store, keys, pd, tls.tls(), progress, keyspace=keyspace,
-                api=dst_api_version, bytes_s=_bytes_s(ratelimit), threads=concurrency, safe_interval_s=safe_interval,
-                captured=None if cluster is None else _tenant_of(cluster, tenant), url=to.url,
-            )  # fmt: skip
+            settings = ClusterBackup(
+                keyspace=keyspace,
+                range=keys,
+                api=None if dst_api_version is None else api_named(dst_api_version),
+                bytes_s=_bytes_s(ratelimit),
+                threads=concurrency,
+                safe_interval_s=safe_interval,
+                watermark=None if cluster is None else partial(_watermark, to.url, _tenant_of(cluster, tenant), keys),
+            )
+            certificates, stop = tls.tls(), threading.Event()
+            with _pd(pd, certificates) as client:
+                manifest = back_up_cluster(
+                    client, store, settings, clock=SystemClock(), stop=stop, tls=certificates, progress=progress
+                )
         if checksum:
             _check(store, manifest, concurrency)
     to.show(_facts(manifest))
@@ -130,8 +146,6 @@ def restore(
 
     Run it again to continue after an interruption. What has expired by the time of the cluster's PD is not written.
     Exit status 1: the keys read back differ."""
-    import threading
-
     from backup.restore import Restore
     from backup.restore import restore as run
     from tistream.clock import SystemClock
@@ -155,24 +169,6 @@ def restore(
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
-def _from_cluster(
-    store: ObjectStore, keys: KeyRange, pd: str | None, tls: Any, progress: Progress, *, captured: tuple[int, int] |
-    None, url: str, api: str | None, **given: Any,
-) -> Manifest:  # fmt: skip
-    import threading
-    from functools import partial
-
-    from backup.cluster import ClusterBackup, back_up_cluster
-    from backup.core.manifest import api_named
-    from tistream.clock import SystemClock
-
-    watermark = None if captured is None else partial(_watermark, url, captured, keys)
-    settings = ClusterBackup(range=keys, api=None if api is None else api_named(api), watermark=watermark, **given)
-    with _pd(pd, tls) as client:
-        stop = threading.Event()
-        return back_up_cluster(client, store, settings, clock=SystemClock(), stop=stop, tls=tls, progress=progress)
-
-
 def _from_log(
     store: ObjectStore,
     keys: KeyRange,
@@ -184,8 +180,6 @@ def _from_log(
     *,
     allow_state: bool,
 ) -> Manifest:
-    import threading
-
     from backup.from_log import back_up_log
     from tistream.cli.service import connect
     from tistream.clock import SystemClock
@@ -209,8 +203,6 @@ def _watermark(url: str, tenant: tuple[int, int], keys: KeyRange, keyspace_id: i
 
 
 def _check(store: ObjectStore, manifest: Manifest, threads: int) -> None:
-    import threading
-
     from backup.job import check_backup
 
     with _progress("checked", "files") as progress:
@@ -249,7 +241,7 @@ def _store(url: str) -> Iterator[ObjectStore]:
 
 
 @contextmanager
-def _pd(addresses: str | None, tls: Any) -> Iterator[PdClient]:
+def _pd(addresses: str | None, tls: Tls | None) -> Iterator[PdClient]:
     from tistream.tikv.pd import PdClient
 
     if addresses is None:
