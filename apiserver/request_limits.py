@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apiserver.callers import caller_of
-from apiserver.core.token_buckets import Buckets, Policy
+from apiserver.core.token_buckets import BucketPolicy, Buckets
 from tistream.clock import Clock
 from tistream.errors import RateLimited, TooLarge
 from tistream.http import problem
@@ -42,13 +42,15 @@ class RateLimits:
     tenant_mib_per_s: float = 0
     burst_s: float = 10
 
-    def policies(self) -> dict[str, list[Policy]]:
+    def policies(self) -> dict[str, list[BucketPolicy]]:
         """The policies of callers and of tenants."""
-        policies: dict[str, list[Policy]] = {}
+        policies: dict[str, list[BucketPolicy]] = {}
         for of in ("caller", "tenant"):
             requests, mib = getattr(self, f"{of}_requests_per_s"), getattr(self, f"{of}_mib_per_s")
             policies[of] = [
-                Policy(name=f"{of}-{what}", rate=rate, burst=max(1.0, rate * self.burst_s), of_bytes=what == "bytes")
+                BucketPolicy(
+                    name=f"{of}-{what}", rate=rate, burst=max(1.0, rate * self.burst_s), of_bytes=what == "bytes"
+                )
                 for what, rate in (("requests", requests), ("bytes", mib * _MIB))
                 if rate
             ]
@@ -124,7 +126,7 @@ def _sees(scope: Scope, tenant: Tenant) -> bool:
     return access is None or (access.principal is not None and access.principal.sees(tenant))
 
 
-def _shown(policy: Policy) -> str:
+def _shown(policy: BucketPolicy) -> str:
     unit = ';qu="content-bytes"' if policy.of_bytes else ""
     return f'"{policy.name}";q={math.floor(policy.burst)};w={policy.window_s}{unit}'
 

@@ -34,7 +34,7 @@ from typing import Self
 
 import structlog
 
-from backfill.core.plan import PlanRow, plan
+from backfill.core.plan import ReplayPlanRow, plan
 from backfill.replay import Executor, PartitionResult
 from backfill.survey import Batch, Survey, find_backlog
 from compactor.worker import JobDone, Progress
@@ -86,7 +86,7 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplayReport:
     """Result of a replay."""
 
     tenant: Tenant
@@ -127,7 +127,7 @@ class Replay:
         self._clock = clock
         self._tasks: dict[int, _Held] = {}
 
-    def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
+    def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> ReplayReport:
         """Run the replay. `progress` is called with (files done, files, note).
 
         Errors of the executor end it; what was handed over stays. InvalidInput when the tenant has no tasks; Fenced
@@ -141,7 +141,7 @@ class Replay:
             self._tasks = {
                 row.task_id: _Held(row, read_positions(self._catalog, row.task_id)) for row in ownership.take()
             }
-            report = Report(tenant=self._tenant, tasks=len(self._tasks))
+            report = ReplayReport(tenant=self._tenant, tasks=len(self._tasks))
             held = {task_id: task.positions for task_id, task in self._tasks.items()}
             backlog = find_backlog(self._catalog, self._store, self._tenant, held)
             time = service_time(self._catalog, clock, self._settings.skew_max_ms)
@@ -180,7 +180,7 @@ class Replay:
 
     def _run_batch(
         self, batch: Batch, progress: Callable[[int, int], None]
-    ) -> dict[int, list[tuple[PlanRow, PartitionResult]]]:
+    ) -> dict[int, list[tuple[ReplayPlanRow, PartitionResult]]]:
         """task -> its partitions with their results, all up to the same timestamp."""
         rows = plan(
             [task.row for task in self._tasks.values()],
@@ -197,12 +197,14 @@ class Replay:
             done |= self._results(remaining, progress)
             rows = _lowered(rows, done)
             remaining = [row for row in rows if done[row.partition].reached != row.upto]
-        results: dict[int, list[tuple[PlanRow, PartitionResult]]] = {}
+        results: dict[int, list[tuple[ReplayPlanRow, PartitionResult]]] = {}
         for row in rows:
             results.setdefault(row.task_id, []).append((row, done[row.partition]))
         return results
 
-    def _results(self, rows: Sequence[PlanRow], progress: Callable[[int, int], None]) -> dict[int, PartitionResult]:
+    def _results(
+        self, rows: Sequence[ReplayPlanRow], progress: Callable[[int, int], None]
+    ) -> dict[int, PartitionResult]:
         """partition -> its result. One that asks for the log is run again with it."""
         done: dict[int, PartitionResult] = {}
         while rows:
@@ -212,7 +214,7 @@ class Replay:
             rows = [self._with_log(row, above) for row, above in asked if above is not None]
         return done
 
-    def _with_log(self, row: PlanRow, above: int) -> PlanRow:
+    def _with_log(self, row: ReplayPlanRow, above: int) -> ReplayPlanRow:
         """The same work with the log of its range: above the timestamp that it asks for, and all of it when it asks
         again."""
         above = above if row.logged_above is None else 0
@@ -229,7 +231,7 @@ class Replay:
         ]
         return replace(row, logged_above=above, logged=tuple(mine))
 
-    def _hand_over(self, task: _Held, partitions: Sequence[tuple[PlanRow, PartitionResult]]) -> None:
+    def _hand_over(self, task: _Held, partitions: Sequence[tuple[ReplayPlanRow, PartitionResult]]) -> None:
         """Commit the results of a task's partitions in one transaction."""
         row, results = task.row, [result for _, result in partitions]
         reached = partitions[0][0].upto
@@ -282,7 +284,7 @@ class Replay:
         return (task.epoch, task.snapshot_key) == (row.epoch, snapshot.key)
 
 
-def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
+def _lowered(rows: Sequence[ReplayPlanRow], done: Mapping[int, PartitionResult]) -> list[ReplayPlanRow]:
     """The same plan, each task up to the timestamp that all of its partitions reached."""
     reached: dict[int, int] = {}
     for row in rows:
@@ -295,7 +297,9 @@ def _one_after_another(first: SnapshotKey) -> Callable[[], SnapshotKey]:
     return lambda: replace(first, n=next(numbers))
 
 
-def _plus(report: Report, batch: Batch, results: Mapping[int, Sequence[tuple[PlanRow, PartitionResult]]]) -> Report:
+def _plus(
+    report: ReplayReport, batch: Batch, results: Mapping[int, Sequence[tuple[ReplayPlanRow, PartitionResult]]]
+) -> ReplayReport:
     done = [result for of_task in results.values() for _, result in of_task]
     return replace(
         report,
@@ -322,7 +326,7 @@ class _Progress:
     """Progress during a batch: a finished partition counts as its share of the batch's files."""
 
     progress: Callable[[int, int, str], None]
-    before: Report
+    before: ReplayReport
     batch: Batch
     total: int
     begun: float

@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from backfill.core.plan import PlanRow, Step
+from backfill.core.plan import ReplayPlanRow, ReplayRead
 from compactor.local import run_stoppable
 from compactor.spark import run_lines
 from dispatcher.core.router import directory, route
 from sorter.core.contradictions import LogQuestion
 from sorter.core.task_core import TaskCore
-from sorter.rows.output import Output
+from sorter.rows.output import RowsToWrite
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.log_search import SEGMENTS_MAX, matching, may_hold
@@ -89,7 +89,7 @@ class PartitionResult:
     asks_above: int | None = None  #: nothing was done: run it again with the log above this timestamp
 
 
-def replay_partition(store: ObjectStore, row: PlanRow, attempt: str) -> PartitionResult:
+def replay_partition(store: ObjectStore, row: ReplayPlanRow, attempt: str) -> PartitionResult:
     """Run one plan row. `attempt` is a unique name.
 
     Raises CorruptObject for a damaged file or snapshot, ObjectNotFound for a missing one, UpstreamContractViolated
@@ -104,7 +104,7 @@ def replay_partition(store: ObjectStore, row: PlanRow, attempt: str) -> Partitio
         )
 
 
-def _replayed(store: ObjectStore, row: PlanRow, log: _Log, search: _Search) -> PartitionResult:
+def _replayed(store: ObjectStore, row: ReplayPlanRow, log: _Log, search: _Search) -> PartitionResult:
     begun = time.monotonic()
     core = _restored(store, row, search)
     memory = Memory(Spill(row.memory_bytes or default_budget_bytes()))
@@ -142,7 +142,7 @@ def _replayed(store: ObjectStore, row: PlanRow, log: _Log, search: _Search) -> P
     )
 
 
-def _restored(store: ObjectStore, row: PlanRow, search: _Search) -> TaskCore:
+def _restored(store: ObjectStore, row: ReplayPlanRow, search: _Search) -> TaskCore:
     core = StoredCore(row.task_id, row.range, row.start_ts, row.durable_ts, store.get_range, search)
     if row.snapshot_key is not None:
         state = read_state_file(row.snapshot_key, store.get(row.snapshot_key)).state
@@ -169,13 +169,13 @@ class _Log:
     """The committed files of an attempt."""
 
     store: ObjectStore
-    row: PlanRow
+    row: ReplayPlanRow
     attempt: str
     objects: dict[str, int] = field(default_factory=dict)
     segments: list[SegmentRow] = field(default_factory=list)
     rows: int = 0
 
-    def write(self, output: Output) -> None:
+    def write(self, output: RowsToWrite) -> None:
         """Write these rows, in as many files as they need."""
         writer, key = None, ""
         for piece in output.pieces():
@@ -212,7 +212,7 @@ class _LogNeeded(Exception):
 class _Search:
     """Finds versions in the log of a partition, as `sorter.worker.log_search` does for a task."""
 
-    def __init__(self, store: ObjectStore, row: PlanRow, log: _Log) -> None:
+    def __init__(self, store: ObjectStore, row: ReplayPlanRow, log: _Log) -> None:
         self._source, self._row, self._log = SegmentSource(store), row, log
         self.found = 0
 
@@ -229,16 +229,16 @@ class _Search:
         return table
 
 
-def _keys(row: PlanRow) -> Callable[[], SnapshotKey]:
+def _keys(row: ReplayPlanRow) -> Callable[[], SnapshotKey]:
     """Unique keys of snapshot objects: other attempts of this epoch start at other random numbers."""
     numbers = count(secrets.randbits(48) + REPLAY_N_MIN)
     return lambda: SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=next(numbers))
 
 
-def _batches(store: ObjectStore, row: PlanRow) -> Iterator[FeedBatch]:
+def _batches(store: ObjectStore, row: ReplayPlanRow) -> Iterator[FeedBatch]:
     """The steps of the plan in order; files are read ahead."""
 
-    def read(step: Step) -> FeedBatch:
+    def read(step: ReplayRead) -> FeedBatch:
         return _closing(step) if step.closes else _read(store, row, step)
 
     ahead: deque[Future[FeedBatch]] = deque()
@@ -254,7 +254,7 @@ def _batches(store: ObjectStore, row: PlanRow) -> Iterator[FeedBatch]:
             pool.shutdown(cancel_futures=True)
 
 
-def _read(store: ObjectStore, row: PlanRow, step: Step) -> FeedBatch:
+def _read(store: ObjectStore, row: ReplayPlanRow, step: ReplayRead) -> FeedBatch:
     key = BatchKey(tenant=row.tenant, store_id=step.store_id, incarnation=step.incarnation, seq=step.seq)
     file = decode_batch_file(key, store.get(str(key)))
     routed = route(directory(file.rows, file.regions), row.range)
@@ -268,7 +268,7 @@ def _read(store: ObjectStore, row: PlanRow, step: Step) -> FeedBatch:
     )
 
 
-def _closing(step: Step) -> FeedBatch:
+def _closing(step: ReplayRead) -> FeedBatch:
     return FeedBatch(
         store_id=step.store_id,
         incarnation=step.incarnation,
@@ -281,7 +281,7 @@ def _closing(step: Step) -> FeedBatch:
 
 
 Progress = Callable[[int, int], None]  #: called with (partitions done, partitions)
-Executor = Callable[[Sequence[PlanRow], Progress], Iterable[PartitionResult]]
+Executor = Callable[[Sequence[ReplayPlanRow], Progress], Iterable[PartitionResult]]
 
 
 class ThreadsExecutor:
@@ -290,21 +290,21 @@ class ThreadsExecutor:
     def __init__(self, store: ObjectStore, *, threads: int = 2, clock: Clock | None = None) -> None:
         self._store, self._threads, self._clock = store, threads, clock or SystemClock()
 
-    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterator[PartitionResult]:
+    def __call__(self, rows: Sequence[ReplayPlanRow], progress: Progress) -> Iterator[PartitionResult]:
         return run_stoppable(self._store, _one, rows, progress, self._clock, threads=self._threads)
 
 
-def _one(store: ObjectStore, row: PlanRow) -> PartitionResult:
+def _one(store: ObjectStore, row: ReplayPlanRow) -> PartitionResult:
     return replay_partition(store, row, secrets.token_hex(8))
 
 
-class SparkExecutor:
+class SparkReplayExecutor:
     """An Executor over a Spark session. `store_url` must be the same bucket for every worker."""
 
     def __init__(self, session: SparkSession, store_url: str, clock: Clock) -> None:
         self._session, self._store_url, self._clock = session, store_url, clock
 
-    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterator[PartitionResult]:
+    def __call__(self, rows: Sequence[ReplayPlanRow], progress: Progress) -> Iterator[PartitionResult]:
         """One Spark job for all rows. Spark's own error when a Spark task has failed too often."""
         name = f"tistream-replay-{secrets.token_hex(4)}"
         plan, work = [encode(row) for row in rows], partial(_replay, self._store_url)
@@ -313,4 +313,4 @@ class SparkExecutor:
 
 
 def _replay(store_url: str, line: str) -> str:
-    return encode(replay_partition(open_store(store_url), decode(PlanRow, line), secrets.token_hex(8)))
+    return encode(replay_partition(open_store(store_url), decode(ReplayPlanRow, line), secrets.token_hex(8)))

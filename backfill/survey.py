@@ -31,7 +31,7 @@ import polars as pl
 import pyarrow as pa
 import structlog
 
-from backfill.core.plan import Step, own_steps
+from backfill.core.plan import ReplayRead, own_steps
 from sorter.core.watermark import RangeWatermarkMap
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import ALL_CONSUMED
@@ -59,9 +59,9 @@ class Stream:
     sizes: tuple[int, ...]  #: of the files after_seq + 1, + 2, ..., bytes
     closes: bool  #: a newer incarnation exists: no more files follow
 
-    def steps(self) -> list[tuple[Step, int]]:
+    def steps(self) -> list[tuple[ReplayRead, int]]:
         """(step, size of its file)"""
-        begin = Step(store_id=self.store_id, incarnation=self.incarnation, seq=self.after_seq)
+        begin = ReplayRead(store_id=self.store_id, incarnation=self.incarnation, seq=self.after_seq)
         files = [(replace(begin, seq=seq), size) for seq, size in enumerate(self.sizes, self.after_seq + 1)]
         last = replace(begin, seq=self.after_seq + len(self.sizes), closes=True)
         return [*files, (last, 0)] if self.closes else files
@@ -128,7 +128,7 @@ WEIGHED_ROWS_MAX = 100_000  #: watermark rows that are kept until they are added
 class Batch:
     """A stretch of the backlog."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ReplayRead] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0  #: of the files
     upto: dict[int, int] = field(default_factory=dict)  #: task -> timestamp up to which it can be written
@@ -139,7 +139,7 @@ class Batch:
 class _Seen:
     cut_ts: int  #: the largest of the store so far
     store_id: int
-    step: Step
+    step: ReplayRead
     size: int
     regions: pa.RecordBatch
 
@@ -198,7 +198,7 @@ class Survey:
     def _of_store(self, streams: Sequence[Stream]) -> Iterator[_Seen]:
         """A store's files in order: an incarnation ends before the next begins."""
         steps = iter([file for stream in streams for file in stream.steps()])
-        ahead: deque[tuple[Step, int, Future[BatchWatermarks] | None]] = deque()
+        ahead: deque[tuple[ReplayRead, int, Future[BatchWatermarks] | None]] = deque()
 
         def more(count: int) -> None:
             for step, size in islice(steps, count):
@@ -218,7 +218,7 @@ class Survey:
                 cut_ts, regions = max(cut_ts, file.cut_ts), file.regions
             yield _Seen(cut_ts, step.store_id, step, size, regions)
 
-    def _read(self, step: Step, size: int) -> BatchWatermarks:
+    def _read(self, step: ReplayRead, size: int) -> BatchWatermarks:
         key = self._key(step)
         length = min(size, END_BYTES)
         watermarks = decode_watermarks(key, self._store.get_range(str(key), size - length, length), size)
@@ -227,7 +227,7 @@ class Survey:
         file = decode_batch_file(key, self._store.get(str(key)))
         return BatchWatermarks(cut_ts=file.cut_ts, regions=file.regions)
 
-    def _key(self, step: Step) -> BatchKey:
+    def _key(self, step: ReplayRead) -> BatchKey:
         return BatchKey(tenant=self._tenant, store_id=step.store_id, incarnation=step.incarnation, seq=step.seq)
 
 

@@ -113,7 +113,7 @@ def restore(
         check_backup(store, manifest, stop=stop)
     done = Restored(manifest=manifest, keyspace_id=keyspace_id)
     with closing(RawClient(pd, RawSpace(api, keyspace_id), clock=clock, tls=tls, limits=wanted.limits)) as client:
-        written = Written(store, f"{pd.cluster_id}-{keyspace_id}", new=wanted.again)
+        written = RunRecord(store, f"{pd.cluster_id}-{keyspace_id}", new=wanted.again)
         _write(written, client, pd, wanted, done, stop, progress)
         if wanted.checksum:
             _read_back(store, client, pd, wanted, done)
@@ -121,7 +121,7 @@ def restore(
 
 
 def _write(
-    written: Written,
+    written: RunRecord,
     client: RawClient,
     pd: PdClient,
     wanted: Restore,
@@ -226,7 +226,7 @@ def _now_s(pd: PdClient) -> int:
 _BEGUN, _FINISHED = "begun", "finished"
 
 
-class Written:
+class RunRecord:
     """The record of one run."""
 
     def __init__(self, store: ObjectStore, target: str, *, new: bool = False) -> None:

@@ -35,7 +35,7 @@ from pusher.core.raw_rows import raw_rows
 from pusher.tikv.core.pieces import Piece
 from pusher.tikv.core.region_errors import pause_s, refusal
 from pusher.tikv.core.requests import Header, KvApi, Register, encode_request
-from pusher.tikv.stream import FeedStream, Inbox
+from pusher.tikv.stream import StreamInbox, TikvStream
 from tistream import ts as tso
 from tistream.catalog.rows.kinds import TenantKind, stored_range
 from tistream.clock import Clock
@@ -107,10 +107,10 @@ class FeedScan:
 
     def _read(self, region: Region, part: KeyRange, address: str) -> pa.Table:
         """All rows of an opening scan (schema change.ROWS), and those written until its end."""
-        inbox = Inbox(_INBOX_BYTES)
+        inbox = StreamInbox(_INBOX_BYTES)
         inbox.begin(_REQUEST)
         inbox.wait_when_full(True)
-        stream = FeedStream(_REQUEST, address, self._tls, inbox)
+        stream = TikvStream(_REQUEST, address, self._tls, inbox)
         try:
             header = Header(cluster_id=self._pd.cluster_id, kv_api=KvApi.RAW)
             register = Register(
@@ -129,7 +129,7 @@ class FeedScan:
             inbox.begin(0)
             stream.close()
 
-    def _received(self, region: Region, part: KeyRange, inbox: Inbox) -> pa.Table:
+    def _received(self, region: Region, part: KeyRange, inbox: StreamInbox) -> pa.Table:
         held = [ROWS.empty_table()]
         silent_at = self._clock.monotonic() + _SILENCE_S
         while not self._stop.is_set():

@@ -51,7 +51,7 @@ _NO_SNAPSHOT = 1193  # unknown system variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Database:
+class SqlAddress:
     """Where the cluster is."""
 
     host: str
@@ -112,7 +112,7 @@ class TableVerifier:
 
     tenant: Tenant
     as_of: int
-    database: Database
+    database: SqlAddress
     _connection: pymysql.Connection[Any] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from backfill.job import Replay, ReplaySettings
-from backfill.replay import SparkExecutor
+from backfill.replay import SparkReplayExecutor
 from benchmarks.harness import Result, compare
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from compactor.session import new_session
@@ -101,7 +101,7 @@ def _copy(backlog: Path, to: Path) -> Path:
 
 def _bulk(folder: Path, session: SparkSession) -> Path:
     catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-    executor = SparkExecutor(session, f"file://{folder}/bucket", SystemClock())
+    executor = SparkReplayExecutor(session, f"file://{folder}/bucket", SystemClock())
     store = LocalStore(folder / "bucket")
     Replay(catalog, store, SystemClock(), TENANT, executor, ReplaySettings(partitions=PARTS)).run()
     catalog.close()

@@ -21,7 +21,7 @@ from benchmarks.harness import Result, compare
 from schemas import saved
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from schemas.model import Column, Database, Index, IndexColumn, Table
 from schemas.snapshot import SchemaSnapshot
 
@@ -66,7 +66,7 @@ def table(n: int) -> Table:
     )
 
 
-def drop(n: int) -> Step:
+def drop(n: int) -> MetaCommit:
     """DROP TABLE of the n-th table."""
     dropped = table(n)
     job = Job(
@@ -86,7 +86,7 @@ def drop(n: int) -> Step:
         args=None,
     )
     meta = Definition(start_ts=START + 1, commit_ts=START + 2, db_id=dropped.db_id, table_id=dropped.id, info=None)
-    return Step(start_ts=START + 1, commit_ts=START + 2, jobs=(job,), definitions=(meta,))
+    return MetaCommit(start_ts=START + 1, commit_ts=START + 2, jobs=(job,), definitions=(meta,))
 
 
 def databases() -> dict[int, Database]:

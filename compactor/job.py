@@ -102,7 +102,7 @@ class ExcludedGroup(Excluded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class JobReport:
     """Result of a job."""
 
     tenant: Tenant
@@ -128,14 +128,14 @@ def compact_tenant(
     settings: JobSettings,
     clock: Clock,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Report:
+) -> JobReport:
     """Run one job. `progress` is called with (ranges done, ranges planned).
 
     Groups that fail are in the report's `failed`. Errors of the executor and of verification end the job without
     effect. CatalogUnavailable, not determinate, when the outcome of the commit is unknown.
     """
     begun = clock.monotonic()
-    report = Report(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
+    report = JobReport(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
     with Building(catalog, tenant, clock) as build:
         while True:
             groups, rows = planned(catalog, tenant, settings, build.number)
@@ -152,7 +152,9 @@ def compact_tenant(
     return report
 
 
-def _noted(report: Report, rows: Sequence[PlanRow], groups: Sequence[Group], failed: Mapping[int, Failed]) -> Report:
+def _noted(
+    report: JobReport, rows: Sequence[PlanRow], groups: Sequence[Group], failed: Mapping[int, Failed]
+) -> JobReport:
     """With what was read, and the groups that failed."""
     more = tuple(_excluded(groups[at], failed[at]) for at in sorted(failed))
     for each in more:
@@ -162,8 +164,12 @@ def _noted(report: Report, rows: Sequence[PlanRow], groups: Sequence[Group], fai
 
 
 def _published(
-    catalog: Catalog, report: Report, rows: Sequence[PlanRow], groups: Sequence[Group], made: Mapping[int, RangeResult]
-) -> Report:
+    catalog: Catalog,
+    report: JobReport,
+    rows: Sequence[PlanRow],
+    groups: Sequence[Group],
+    made: Mapping[int, RangeResult],
+) -> JobReport:
     """Commit the groups, some at a time: a commit holds a counter that all tenants share."""
     outputs = {
         at: _output(result)
@@ -346,7 +352,7 @@ class Building:
             log.warning("the lease of a build has expired, its files may be collected", build=self._number)
 
 
-class Role(StrEnum):
+class JobRole(StrEnum):
     """The kinds of job."""
 
     COMPACTION = "compaction"
@@ -354,7 +360,7 @@ class Role(StrEnum):
 
 
 def record_excluded(
-    catalog: Catalog, tenant: Tenant, role: Role, excluded: Sequence[Excluded], *, left_out: int = 0
+    catalog: Catalog, tenant: Tenant, role: JobRole, excluded: Sequence[Excluded], *, left_out: int = 0
 ) -> None:
     """Record what a job excluded; clears the tenant's stop of this role when nothing was. `left_out`: objects that
     earlier jobs excluded."""

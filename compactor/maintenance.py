@@ -1,6 +1,6 @@
 """The maintenance jobs that compaction does: merges, bases, and the bases that let retention retire seeds.
 
-`Maintenance` does a leased job of the catalog; `tistream compact` calls `merge_tenant` and `build_bases_of` directly.
+`MaintenanceWork` does a leased job of the catalog; `tistream compact` calls `merge_tenant` and `build_bases_of` itself.
 Both run on any executor of plan rows, threads or Spark, and record what was left out as stops of the tenant.
 
 A seed is retired when the floor of the log passes it, and the floor waits for tables whose newest base or seed is
@@ -18,7 +18,7 @@ from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.results import BaseResult, RangeResult
-from compactor.job import Excluded, JobEnd, JobSettings, Report, Role, compact_tenant, record_excluded
+from compactor.job import Excluded, JobEnd, JobReport, JobRole, JobSettings, compact_tenant, record_excluded
 from compactor.task import Failed
 from compactor.worker import JobDone, Progress
 from schemas.registry.schema_registry import SchemaRegistry
@@ -55,7 +55,7 @@ SMALL_PLANS = Plans(
 )
 
 
-class Maintenance:
+class MaintenanceWork:
     """The Work of merges, bases and retirements. `executors` is called for each job, with its progress."""
 
     def __init__(
@@ -86,10 +86,10 @@ class Maintenance:
 
 def merge_tenant(
     catalog: Catalog, tenant: Tenant, executor: Executors, settings: JobSettings, clock: Clock, progress: Progress
-) -> Report:
+) -> JobReport:
     """One merge job; its exclusions become stops of the tenant."""
     report = compact_tenant(catalog, tenant, executor, settings, clock, progress=progress)
-    record_excluded(catalog, tenant, Role.COMPACTION, report.failed, left_out=len(excluded(catalog, tenant)))
+    record_excluded(catalog, tenant, JobRole.COMPACTION, report.failed, left_out=len(excluded(catalog, tenant)))
     return report
 
 
@@ -105,7 +105,7 @@ def build_bases_of(
     """One round of bases; its exclusions become stops of the tenant."""
     registry = SchemaRegistry(catalog, store, clock=clock)
     report = build_tenant_bases(catalog, registry, tenant, executor.bases, settings, clock, progress=progress)
-    record_excluded(catalog, tenant, Role.BASES, report.failed)
+    record_excluded(catalog, tenant, JobRole.BASES, report.failed)
     return report
 
 
@@ -126,7 +126,7 @@ def base_settings(limits: JobLimits, plan: BasePlanSettings, *, only_due: bool) 
     )
 
 
-def merged(report: Report) -> JobDone:
+def merged(report: JobReport) -> JobDone:
     """The end of a merge job. A reader of the whole stretch fetches each segment, and the footer of each new file."""
     counts = JobCounts(
         bytes_read=report.bytes_read,

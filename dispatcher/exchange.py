@@ -39,7 +39,7 @@ from tistream.feed.wire import (
     encode_fine,
     encode_idle,
 )
-from tistream.runtime.ready_queue import ReadyQueue, Waker
+from tistream.runtime.ready_queue import ItemWaker, ReadyQueue
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Served(FeedStream, Protocol):
         ...
 
 
-class Source(Protocol):
+class SubscriptionSource(Protocol):
     """Where subscriptions are opened."""
 
     def open(self, request: FeedRequest, wake: Wake) -> Served:
@@ -84,10 +84,10 @@ class _Sub:
         return len(self.sent) < self.batches_max and self.sent_bytes < self.bytes_max
 
 
-class Exchange:
+class ExchangeServer:
     """The state of one exchange. `run` has a thread of its own."""
 
-    def __init__(self, source: Source, send: Send, clock: Clock) -> None:
+    def __init__(self, source: SubscriptionSource, send: Send, clock: Clock) -> None:
         """`send(rows, metadata)` may block; it raises ArrowException or OSError when the sorter is gone."""
         self._source, self._send, self._clock = source, send, clock
         self._lock = threading.Lock()  # guards the subscriptions and their windows
@@ -232,7 +232,7 @@ class Exchange:
         with self._lock:
             self._subs[command.sub] = sub
         try:
-            stream = self._source.open(command.request, Waker(self._queue, command.sub))
+            stream = self._source.open(command.request, ItemWaker(self._queue, command.sub))
         except Exception as e:  # noqa: BLE001 - sent to this subscription only
             sub.refused = _as_error(e)
         else:

@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import structlog
 
-from dispatcher.exchange import Exchange, Source
+from dispatcher.exchange import ExchangeServer, SubscriptionSource
 from dispatcher.port_access import AcceptedTokens, TokenCheck, check_name
 from dispatcher.worker import DispatcherWorker
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
 from tistream.feed.hints import Look
-from tistream.feed.tls import TLS_SCHEME, Tls, TlsFiles
+from tistream.feed.tls import TLS_SCHEME, FeedTls, FeedTlsFiles
 from tistream.feed.wire import FEED_COMMAND, LOOK, as_flight, decode_command, decode_files
 from tistream.model.change import ROWS
 from tistream.model.problem import Problem
@@ -42,17 +42,17 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     """Serves subscriptions of a Source. Listens from construction on; set `source` to make it answer."""
 
     def __init__(
-        self, host: str, port: int, tokens: AcceptedTokens, clock: Clock | None = None, *, tls: Tls | None = None
+        self, host: str, port: int, tokens: AcceptedTokens, clock: Clock | None = None, *, tls: FeedTls | None = None
     ) -> None:
         """`port` 0 picks a free one, see `port`."""
         at = f"{'grpc://' if tls is None else TLS_SCHEME}{host}:{port}"
         check = {TokenCheck.NAME: TokenCheck(tokens)}
         super().__init__(at, middleware=check, **({} if tls is None else tls.server()))
-        self.source: Source | None = None
+        self.source: SubscriptionSource | None = None
         self.look: Look | None = None  #: takes notifications of new files
         self._tokens, self._tls, self._clock = tokens, tls, clock or SystemClock()
         self._lock = threading.Lock()
-        self._exchanges: dict[Exchange, int] = {}  # and the number of the token that each has presented
+        self._exchanges: dict[ExchangeServer, int] = {}  # and the number of the token that each has presented
         self._stopping = False
 
     @property
@@ -108,14 +108,14 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if shutdown.is_alive():
             log.warning("a client does not read its stream, leaving the Flight port open")
 
-    def _begin(self, descriptor: fl.FlightDescriptor, writer: Any, token: int) -> Exchange:
+    def _begin(self, descriptor: fl.FlightDescriptor, writer: Any, token: int) -> ExchangeServer:
         """A new exchange. InvalidInput for an unknown command, FeedUnavailable while starting or stopping."""
         if descriptor.command != FEED_COMMAND:
             raise InvalidInput("unknown Flight command on the feed port", asked=bytes(descriptor.command or b"")[:100])
         if self.source is None:
             raise FeedUnavailable("the dispatcher is starting")
 
-        exchange = Exchange(self.source, partial(send_by, writer), self._clock)
+        exchange = ExchangeServer(self.source, partial(send_by, writer), self._clock)
         with self._lock:
             if self._stopping:
                 raise FeedUnavailable("the dispatcher is stopping")
@@ -124,7 +124,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return exchange
 
 
-def serve(exchange: Exchange, reader: fl.MetadataRecordBatchReader) -> None:
+def serve(exchange: ExchangeServer, reader: fl.MetadataRecordBatchReader) -> None:
     """Run an exchange until either side ends it."""
     thread = threading.Thread(target=exchange.run, name="feed exchange", daemon=True)
     thread.start()
@@ -163,7 +163,7 @@ class FlightDispatcher:
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str = "",
-        tls: TlsFiles | None = None,
+        tls: FeedTlsFiles | None = None,
     ) -> None:
         """`advertise` is the host under which sorters reach this one; empty = `host`. ConfigError when the files of
         `tls` cannot be used."""
@@ -207,7 +207,7 @@ class FlightDispatcher:
             if tls != self._tls:
                 self._reopen(tls)
 
-    def _reopen(self, tls: Tls) -> None:
+    def _reopen(self, tls: FeedTls) -> None:
         """Listen on the same port with other certificates: a server keeps those that it was made with."""
         log.info("the files of [feed] have changed, reopening the Flight port", port=self._port)
         self._server.shutdown()

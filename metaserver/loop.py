@@ -35,7 +35,7 @@ from metaserver.core.maintenance import MaintenanceRules
 from metaserver.deletion import Deletion
 from metaserver.inventory import Inventory, LaneItems, StoreItems, TaskItems, Workers
 from metaserver.maintenance import INTERVAL_S as MAINTENANCE_INTERVAL_S
-from metaserver.maintenance import Maintenance
+from metaserver.maintenance import MaintenanceScheduler
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
@@ -134,7 +134,7 @@ class MetaWorker:
         self._maintenance = None
         if rules is not None:
             pause_s = options.maintenance_interval_s
-            self._maintenance = Maintenance(
+            self._maintenance = MaintenanceScheduler(
                 catalog, store, registry, clock, rules, default_hours=hours, interval_s=pause_s, name=name
             )
         self._auditor = Auditor(catalog, store, clock, name=name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from metaserver.contained import Contained
-from metaserver.core.maintenance import Known, MaintenanceRules, TenantNeed, decide
+from metaserver.core.maintenance import JobsNow, MaintenanceRules, TenantNeed, decide
 from metaserver.needs import Needs
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
@@ -45,7 +45,7 @@ class _Counted:
     newest_job: int  #: the tenant's newest ended job then
 
 
-class Maintenance:
+class MaintenanceScheduler:
     """Schedules the jobs of all tenants. Used from one thread."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Maintenance:
         """The tenants that cannot be counted."""
         return self.tenants.problems()
 
-    def _count(self, rows: list[TenantRow], jobs: Known) -> None:
+    def _count(self, rows: list[TenantRow], jobs: JobsNow) -> None:
         """Count tenants again, as many as the time allows; a figure from before a job ended is dropped."""
         newest: dict[Tenant, int] = {}
         for job in jobs.ended:
@@ -117,9 +117,9 @@ class Maintenance:
         need = self._needs.of(row)
         self._counted[row.tenant] = _Counted(need, self._clock.monotonic(), newest_job)
 
-    def _known(self, paused: frozenset[Tenant]) -> Known:
+    def _known(self, paused: frozenset[Tenant]) -> JobsNow:
         workers = pulses(self._catalog)
-        return Known(
+        return JobsNow(
             now_ms=database_time_ms(self._catalog),
             open=open_jobs(self._catalog),
             ended=newest_ended(self._catalog),

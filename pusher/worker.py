@@ -24,7 +24,7 @@ from collections.abc import Callable
 import structlog
 
 from pusher.control import Control, IncarnationGrant, retrying
-from pusher.core.batcher import Batcher, BatchFile
+from pusher.core.batcher import Batcher, UnwrittenFile
 from pusher.core.source import Rows, Source, SubscriptionClosed, SubscriptionOpened, Tick
 from pusher.frontier import Frontier, FrontierReader, checkpoint_for, wants_resubscribe
 from pusher.replaced import ReplacedCheck
@@ -221,7 +221,7 @@ class PusherWorker:
                 max_cut_ts=grant and grant.max_cut_ts,
             )
 
-    def _offer(self, file: BatchFile) -> bool:
+    def _offer(self, file: UnwrittenFile) -> bool:
         key = BatchKey(
             tenant=self._control.tenant, store_id=self._source.store_id, incarnation=self.incarnation, seq=file.seq
         )

@@ -32,7 +32,7 @@ from schemas.ddl import Change, Job
 from schemas.followed import Followed
 from schemas.ids import NamedIds
 from schemas.merge import Disagreement, Drafts
-from schemas.meta import Step
+from schemas.meta import MetaCommit
 from schemas.model import DdlEvent, Table
 from schemas.queried import Queried
 from schemas.saved import Chain, Fetch, Increment
@@ -75,7 +75,7 @@ class History(Queried):
         """Declare the history complete up to `ts`. Never goes back."""
         self._resolved_ts = max(self._resolved_ts, ts)
 
-    def follow(self, steps: Sequence[Step], upto_ts: int) -> list[DdlEvent]:
+    def follow(self, steps: Sequence[MetaCommit], upto_ts: int) -> list[DdlEvent]:
         """Apply all steps in (resolved_ts, upto_ts] and advance to there; returns the events. While the end of a job
         that switched is awaited, the history advances only to its switch, and later steps must be passed again. Raises
         as `take`."""
@@ -90,7 +90,7 @@ class History(Queried):
         self.advance(upto_ts)
         return events
 
-    def take(self, step: Step, later: Iterable[Step] = ()) -> list[DdlEvent]:
+    def take(self, step: MetaCommit, later: Iterable[MetaCommit] = ()) -> list[DdlEvent]:
         """Apply what one transaction committed; returns the events of jobs that it finished or that take effect with
         it. `later` steps show how such a job ends; without its end the step's definitions count. DecodeError for an
         impossible job, UpstreamContractViolated for a late one: the history is unusable after either."""
@@ -107,7 +107,7 @@ class History(Queried):
         self._name(step)
         return events
 
-    def _switch(self, job: Job, step: Step, later: Iterable[Step]) -> list[DdlEvent]:
+    def _switch(self, job: Job, step: MetaCommit, later: Iterable[MetaCommit]) -> list[DdlEvent]:
         """Apply a job that takes effect before it is done; returns its events."""
         drafts = self._drafts.get(job.id, ())
         if job.id in self._applied:  # a second switch has no event
@@ -144,7 +144,7 @@ class History(Queried):
         self.disagreements = (*self.disagreements, *doubts)[-_DISAGREEMENTS_KEPT:]
         return change
 
-    def _name(self, step: Step) -> None:
+    def _name(self, step: MetaCommit) -> None:
         """Record the physical ids that a step names and no table reads."""
         named = merge.newly_named(step.definitions, self.current)
         known, physical = self._named.table_of, self._view.timelines.physical

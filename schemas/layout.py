@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
 
 from schemas.model import Column, Table
-from tistream.codec.row.layout import YEAR, ColumnSpec, Kind, RowLayout, kind_of
+from tistream.codec.row.layout import YEAR, ColumnSpec, RowLayout, ValueKind, kind_of
 from tistream.runtime.kept import kept
 
 _ENCODED = ("gbk", "gb18030")  # charsets whose texts have their own encoding in keys
@@ -82,9 +82,16 @@ def _build_of_key(key: ByIdentity) -> RowLayout:
 
 def _sorts_as_it_is(column: Column) -> bool:
     kind = kind_of(column_spec(column))
-    if kind is Kind.TEXT:
+    if kind is ValueKind.TEXT:
         return column.charset not in _ENCODED and column.collate.endswith("_bin")
-    return kind not in (Kind.ENUM, Kind.SET, Kind.BIT, Kind.JSON, Kind.VECTOR, Kind.UNKNOWN)
+    return kind not in (
+        ValueKind.ENUM,
+        ValueKind.SET,
+        ValueKind.BIT,
+        ValueKind.JSON,
+        ValueKind.VECTOR,
+        ValueKind.UNKNOWN,
+    )
 
 
 def _common_handle(table: Table) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from schemas import ddl, fields, tidb_json
 from schemas.actions import EVENTS, Action, action_name
 from schemas.ddl import Change, Job, SchemaState
 from schemas.ids import SYSTEM
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from schemas.model import STATE_PUBLIC, Database, Table
 from schemas.partitions import named_ids
 from schemas.snapshot import is_system_database
@@ -183,7 +183,7 @@ def finished(drafts: Drafts, state: SchemaState, job: Job, schema_version: int) 
     return replace(change, put_tables=tuple(replace(t, update_ts=(old or t).update_ts) for t, old in puts))
 
 
-def ahead(step: Step, state: SchemaState, schema_version: int) -> Change | None:
+def ahead(step: MetaCommit, state: SchemaState, schema_version: int) -> Change | None:
     """The change from `state` to what a step of a running job made public, for reads as of a timestamp; None for none.
     Its events say which statement made a version."""
     job = next(job for job in step.jobs if job.id == step.owner)

@@ -55,7 +55,7 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MetaCommit:
     """What one transaction committed about schemas."""
 
     start_ts: int
@@ -113,7 +113,7 @@ def defined_at(key: bytes) -> tuple[int, int] | None:
     return None
 
 
-def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Step]:
+def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[MetaCommit]:
     """The steps, one per transaction, in apply order."""
     grouped: defaultdict[tuple[int, int], tuple[list[Job], list[Definition]]] = defaultdict(lambda: ([], []))
     for job in jobs:
@@ -121,7 +121,7 @@ def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Ste
     for definition in definitions:
         grouped[definition.start_ts, definition.commit_ts][1].append(definition)
     steps = (
-        Step(start_ts=start_ts, commit_ts=commit_ts, jobs=tuple(theirs), definitions=tuple(written))
+        MetaCommit(start_ts=start_ts, commit_ts=commit_ts, jobs=tuple(theirs), definitions=tuple(written))
         for (start_ts, commit_ts), (theirs, written) in grouped.items()
     )
     return sorted(steps, key=lambda step: step.order)

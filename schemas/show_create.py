@@ -50,7 +50,7 @@ class Dialect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class CreateStatements:
     """A table's CREATE statements, and notes on what they omit."""
 
     create_database: str
@@ -58,7 +58,7 @@ class Definition:
     notes: tuple[str, ...]
 
 
-def define(database: Database, table: Table, dialect: Dialect) -> Definition:
+def define(database: Database, table: Table, dialect: Dialect) -> CreateStatements:
     """The statements, without a final semicolon."""
     notes: list[str] = []
     columns = [_column(c, table, dialect, notes) for c in table.visible_columns]
@@ -75,7 +75,7 @@ def define(database: Database, table: Table, dialect: Dialect) -> Definition:
     db_charset, db_collate = _options(database, dialect, [])
     comment = f" COMMENT={literal(table.comment)}" if table.comment else ""
     body = ",\n  ".join(lines)
-    return Definition(
+    return CreateStatements(
         create_database=f"CREATE DATABASE IF NOT EXISTS {quoted(database.name)} "
         f"DEFAULT CHARACTER SET {db_charset} COLLATE {db_collate}",
         create_table=f"CREATE TABLE {quoted(table.db, table.name)} (\n  {body}\n) ENGINE=InnoDB "

@@ -98,7 +98,7 @@ def parse_pushed(data: object) -> PushedSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[T]):
+class ParsedSnapshot(Generic[T]):
     """What a document says: of its system databases nothing but the DDL job table."""
 
     ts: int
@@ -110,7 +110,7 @@ class Found(Generic[T]):
     job_table: Table
 
 
-def pushed_schema(pushed: Found[Table]) -> PushedSchema:
+def pushed_schema(pushed: ParsedSnapshot[Table]) -> PushedSchema:
     """The document's tables, held in memory."""
     snapshot = SchemaSnapshot(
         ts=pushed.ts,
@@ -173,7 +173,7 @@ class SnapshotReader(Generic[T]):
         if self._partitions > SNAPSHOT_PARTITIONS_MAX:
             raise fields.WrongField(f"tables[{n}]: more than {SNAPSHOT_PARTITIONS_MAX} physical ids in all")
 
-    def found(self) -> Found[T]:
+    def found(self) -> ParsedSnapshot[T]:
         """The result, once it is complete."""
         ts = fields.integer(self._numbers, "ts", least=0, needed=True)
         if self._job_table is None:
@@ -184,7 +184,7 @@ class SnapshotReader(Generic[T]):
         shown = {table_id: t for table_id, t in self._tables.items() if t.db_id in kept}
         read = {i for t in shown.values() for i in t.physical_ids}
         unread = sorted((of, i) for of, i in self._named if i not in read)
-        return Found(
+        return ParsedSnapshot(
             ts=ts,
             schema_version=fields.integer(self._numbers, "schema_version"),
             databases=kept,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from schemas import fields
 from schemas.ddl import STATE_QUEUEING, STATE_ROLLING_BACK, STATE_SYNCED, STATES_ENDED, Job, SchemaState
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from schemas.partitions import read_ids
 from tistream import ts as tso
 
@@ -34,7 +34,7 @@ class End:
     definitions: tuple[Definition, ...]  #: written after its switch
 
 
-def switching_job(step: Step, state: SchemaState) -> Job | None:
+def switching_job(step: MetaCommit, state: SchemaState) -> Job | None:
     """The running job whose step makes a table read other physical ids than in `state`; None for none."""
     job = next((job for job in step.jobs if job.id == step.owner), None)
     if job is None or job.state in _IDLE:
@@ -54,12 +54,12 @@ def _switches(definition: Definition, state: SchemaState) -> bool:
         raise definition.unreadable("cannot be read") from error
 
 
-def held_until(step: Step) -> int:
+def held_until(step: MetaCommit) -> int:
     """The timestamp up to which the end of a job that switches with this step is awaited."""
     return step.commit_ts + (HOLD_MS << tso.LOGICAL_BITS)
 
 
-def end_of(job: Job, switched: Step, later: Iterable[Step]) -> End | None:
+def end_of(job: Job, switched: MetaCommit, later: Iterable[MetaCommit]) -> End | None:
     """How the job that switched with a step ended, from `later` steps; None when it did not end in time."""
     written: list[Definition] = []
     for step in later:

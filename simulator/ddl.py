@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from schemas.meta import database_key, table_key
-from simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, PartitionJobs, Plan, Step
+from simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, JobPlan, JobStep, PartitionJobs
 from simulator.partitions import HANDLES, Json, Scheme, definition, partition_info, readable
 from simulator.profiles import FIRST_TABLE_ID, PARTITION_JOBS
 from simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Column, Value, row_v1, row_v2
@@ -56,7 +56,7 @@ class Ddl:
     meta: Mapping[bytes, Json | None]  #: writes to the meta range with the done row; None deletes
     apply: Callable[[], None]
     early: Mapping[bytes, Json | None] = field(default_factory=dict)  #: with the running row: readers see its result
-    plan: Plan | None = None  #: its steps, where it has any; then `meta`, `early` and `apply` are not used
+    plan: JobPlan | None = None  #: its steps, where it has any; then `meta`, `early` and `apply` are not used
 
     def definitions(self, *, state: int, start_ts: int) -> dict[bytes, bytes | None]:
         """The entries a step writes to the meta range."""
@@ -224,7 +224,7 @@ class UpstreamSchema:
         """The table that had this id first, as it is now."""
         return next((e for i, e in self.tables.items() if self.lineage.get(i, i) == first_id), None)
 
-    def publish(self, job: Plan, step: Step) -> None:
+    def publish(self, job: JobPlan, step: JobStep) -> None:
         """A step was committed: the next schema version exists, and sessions of the previous one continue."""
         self.version += bool(step.tables)
         if not step.tables:
@@ -239,7 +239,7 @@ class UpstreamSchema:
                 before = job.renumbered.get(table_id, table_id)
                 self.lineage[table_id] = self.lineage.get(before, before)
 
-    def written(self, step: Step, start_ts: int) -> dict[bytes, bytes | None]:
+    def written(self, step: JobStep, start_ts: int) -> dict[bytes, bytes | None]:
         """The entries a step writes to the meta range."""
         values: dict[bytes, bytes | None] = {}
         for table_id, entry in step.tables.items():
@@ -339,7 +339,7 @@ class UpstreamSchema:
         """The job with a step that hides what it drops, where jobs have steps."""
         return job if self._partition_jobs is None else replace(job, early=early)
 
-    def _planned(self, plan: Plan) -> Ddl:
+    def _planned(self, plan: JobPlan) -> Ddl:
         db_id, named = plan.table
         last = plan.steps[-1].tables
         entries = [e for e in last.values() if e is not None]

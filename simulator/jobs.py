@@ -15,7 +15,7 @@ from functools import cached_property
 
 from simulator.core.cluster import Cluster
 from simulator.ddl import QUEUED, SCHEMA_VERSION_KEY, Ddl, UpstreamSchema
-from simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, Plan, Step
+from simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, JobPlan, JobStep
 from simulator.partitions import Scheme, located, readable
 from simulator.transactions import Transactions, Txn
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, RecordKey, parse_key, record_key, record_range
@@ -116,7 +116,7 @@ class Jobs:
 
     # -- a job with steps ------------------------------------------------------------------------------------------
 
-    def _step_on(self, job: Ddl, plan: Plan) -> str:
+    def _step_on(self, job: Ddl, plan: JobPlan) -> str:
         """The next thing that the job does. `_phase` counts the steps that are committed."""
         if self._finishing is not None:
             return self._publish(job, plan, plan.steps[self._phase])
@@ -136,7 +136,7 @@ class Jobs:
         self._finishing = self._prewrite(job, step.state, step)
         return self._said(job, f"prewrites {step.schema_state.name}")
 
-    def _publish(self, job: Ddl, plan: Plan, step: Step) -> str:
+    def _publish(self, job: Ddl, plan: JobPlan, step: JobStep) -> str:
         assert self._finishing is not None
         commit_ts = self._txns.commit_all(self._finishing)
         self._finishing = None
@@ -152,7 +152,7 @@ class Jobs:
             self._txns.counts[f"ddl {job.type}" + (", rolled back" if step.state == ROLLED_BACK else "")] += 1
         return self._said(job, f"commits {step.schema_state.name} at {commit_ts}")
 
-    def _to_copy(self, step: Step) -> Iterator[tuple[bytes, bytes]]:
+    def _to_copy(self, step: JobStep) -> Iterator[tuple[bytes, bytes]]:
         """(from, to) of the rows that a reorganisation copies, determined when it reaches them."""
         ((_, info),) = [entry for entry in step.tables.values() if entry is not None]
         part = info["partition"]
@@ -181,7 +181,7 @@ class Jobs:
     def _write(self, job: Ddl, state: int) -> int:
         return self._txns.commit_all(self._prewrite(job, state))
 
-    def _prewrite(self, job: Ddl, state: int, step: Step | None = None) -> Txn:
+    def _prewrite(self, job: Ddl, state: int, step: JobStep | None = None) -> Txn:
         key, version = record_key(DDL_JOB_TABLE_ID, job.job_id), self._schema.version + 1
 
         def values_at(ts: int) -> dict[bytes, bytes | None]:

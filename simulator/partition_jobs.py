@@ -48,7 +48,7 @@ _PARTITIONS_MAX = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class JobStep:
     """One transaction of a job. From its commit on sessions use `tables` (by id; None: there is no such table)."""
 
     schema_state: SchemaState
@@ -58,14 +58,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class JobPlan:
     """A job as its steps. The consumer of a feed learns from the DDL alone that rows of `emptied` are gone, or that a
     partition and a table have `exchanged` theirs."""
 
     type: Action
     table: Entry  #: as the job's row names it
     query: str  #: with {} for the table's name
-    steps: tuple[Step, ...]
+    steps: tuple[JobStep, ...]
     emptied: frozenset[int] = frozenset()  #: physical ids
     exchanged: tuple[int, int] | None = None  #: physical ids of the partition and of the table, before
     renumbered: Mapping[int, int] = field(default_factory=dict)  #: table id after -> before
@@ -80,14 +80,14 @@ class PartitionJobs:
         self._fits = fits
         self._names = 0
 
-    def propose(self, rand: random.Random, tables: Sequence[Entry]) -> Plan:
+    def propose(self, rand: random.Random, tables: Sequence[Entry]) -> JobPlan:
         """A job that can run now."""
-        plan: Plan | None = None
+        plan: JobPlan | None = None
         while plan is None:
             plan = self._proposed(rand, tables)
         return plan
 
-    def _proposed(self, rand: random.Random, tables: Sequence[Entry]) -> Plan | None:
+    def _proposed(self, rand: random.Random, tables: Sequence[Entry]) -> JobPlan | None:
         entry = rand.choice(tables)
         part = entry[1]["partition"]
         scheme = Scheme(part["type"]) if part else Scheme.NONE
@@ -105,7 +105,7 @@ class PartitionJobs:
 
     # -- jobs without copies ---------------------------------------------------------------------------------------
 
-    def _truncate_table(self, rand: random.Random, entry: Entry) -> Plan:
+    def _truncate_table(self, rand: random.Random, entry: Entry) -> JobPlan:
         db_id, old = entry
         info = copy.deepcopy(old)
         info["id"] = self._id()
@@ -114,16 +114,16 @@ class PartitionJobs:
         part = old["partition"]
         emptied = [d["id"] for d in part["definitions"]] if part else [old["id"]]
         tables: dict[int, Entry | None] = {old["id"]: None, info["id"]: (db_id, info)}
-        return Plan(
+        return JobPlan(
             type=Action.TRUNCATE_TABLE,
             table=entry,
             query="TRUNCATE TABLE {}",
-            steps=(Step(state=DONE, schema_state=SchemaState.PUBLIC, tables=tables),),
+            steps=(JobStep(state=DONE, schema_state=SchemaState.PUBLIC, tables=tables),),
             emptied=frozenset(emptied),
             renumbered={info["id"]: old["id"]},
         )
 
-    def _truncate_partition(self, rand: random.Random, entry: Entry) -> Plan:
+    def _truncate_partition(self, rand: random.Random, entry: Entry) -> JobPlan:
         _, old = entry
         mine = old["partition"]["definitions"]
         chosen = sorted(rand.sample(range(len(mine)), rand.choice((1, 1, min(2, len(mine))))))
@@ -134,7 +134,7 @@ class PartitionJobs:
             after[n] = each
         busy: Json = {"ddl_action": int(Action.TRUNCATE_PARTITION), "new_partition_ids": [d["id"] for d in new]}
         switched: Json = {**busy, "definitions": after, "dropping_definitions": before}
-        return Plan(
+        return JobPlan(
             type=Action.TRUNCATE_PARTITION,
             table=entry,
             query=f"ALTER TABLE {{}} TRUNCATE PARTITION {_names(before)}",
@@ -147,7 +147,7 @@ class PartitionJobs:
             emptied=frozenset(d["id"] for d in before),
         )
 
-    def _drop_partition(self, rand: random.Random, entry: Entry) -> Plan | None:
+    def _drop_partition(self, rand: random.Random, entry: Entry) -> JobPlan | None:
         mine = entry[1]["partition"]["definitions"]
         if len(mine) < 2:
             return None
@@ -156,7 +156,7 @@ class PartitionJobs:
         kept = [d for n, d in enumerate(mine) if n not in chosen]
         busy: Json = {"ddl_action": int(Action.DROP_PARTITION), "dropping_definitions": gone}
         num = len(mine)  # TiDB leaves it as it was
-        return Plan(
+        return JobPlan(
             type=Action.DROP_PARTITION,
             table=entry,
             query=f"ALTER TABLE {{}} DROP PARTITION {_names(gone)}",
@@ -169,7 +169,7 @@ class PartitionJobs:
             emptied=frozenset(d["id"] for d in gone),
         )
 
-    def _add_partition(self, rand: random.Random, entry: Entry) -> Plan | None:
+    def _add_partition(self, rand: random.Random, entry: Entry) -> JobPlan | None:
         part = entry[1]["partition"]
         mine, scheme = part["definitions"], Scheme(part["type"])
         if len(mine) >= _PARTITIONS_MAX or (scheme is Scheme.RANGE and mine[-1]["less_than"] == [MAXVALUE]):
@@ -179,7 +179,7 @@ class PartitionJobs:
         else:
             used = set(buckets(scheme, mine))
             added = definition(self._id(), self._name(), values=[min(set(range(len(used) + 1)) - used)])
-        return Plan(
+        return JobPlan(
             type=Action.ADD_PARTITION,
             table=entry,
             query="ALTER TABLE {} ADD PARTITION (...)",
@@ -191,7 +191,7 @@ class PartitionJobs:
             ),
         )
 
-    def _exchange(self, rand: random.Random, entry: Entry, other: Entry) -> Plan | None:
+    def _exchange(self, rand: random.Random, entry: Entry, other: Entry) -> JobPlan | None:
         (db_id, old), (other_db, plain) = entry, other
         place = located(Scheme(old["partition"]["type"]), old["partition"]["definitions"], 0)
         if place is None:
@@ -210,13 +210,13 @@ class PartitionJobs:
             },
         }
         moved = {**copy.deepcopy(plain), "id": part["id"]}
-        return Plan(
+        return JobPlan(
             type=Action.EXCHANGE_PARTITION,
             table=other,
             query=f"ALTER TABLE `{old['name']['O']}` EXCHANGE PARTITION {_names([part])} WITH TABLE {{}}",
             steps=(
-                Step(schema_state=SchemaState.WRITE_ONLY, tables={plain["id"]: (other_db, marked)}),
-                Step(
+                JobStep(schema_state=SchemaState.WRITE_ONLY, tables={plain["id"]: (other_db, marked)}),
+                JobStep(
                     schema_state=SchemaState.NONE,
                     state=DONE,
                     tables={plain["id"]: None, old["id"]: (db_id, swapped), part["id"]: (other_db, moved)},
@@ -228,7 +228,7 @@ class PartitionJobs:
 
     # -- reorganisations -------------------------------------------------------------------------------------------
 
-    def _add_or_coalesce(self, rand: random.Random, entry: Entry) -> Plan:
+    def _add_or_coalesce(self, rand: random.Random, entry: Entry) -> JobPlan:
         part = entry[1]["partition"]
         mine = part["definitions"]
         adds = len(mine) < 2 or (len(mine) < _PARTITIONS_MAX and rand.random() < 0.5)
@@ -238,7 +238,7 @@ class PartitionJobs:
         query = f"ALTER TABLE {{}} {word} {abs(count - len(mine))}"
         return self._reorganisation(rand, entry, query, mine, added, added)
 
-    def _reorganize(self, rand: random.Random, entry: Entry) -> Plan:
+    def _reorganize(self, rand: random.Random, entry: Entry) -> JobPlan:
         part = entry[1]["partition"]
         mine, scheme = part["definitions"], Scheme(part["type"])
         first = rand.randrange(len(mine))
@@ -256,7 +256,7 @@ class PartitionJobs:
         query = f"ALTER TABLE {{}} REORGANIZE PARTITION {_names(gone)} INTO (...)"
         return self._reorganisation(rand, entry, query, gone, added, after)
 
-    def _partition_by(self, rand: random.Random, entry: Entry) -> Plan:
+    def _partition_by(self, rand: random.Random, entry: Entry) -> JobPlan:
         scheme = rand.choice((Scheme.HASH, Scheme.KEY, Scheme.RANGE))
         count = rand.randint(2, 3)
         if scheme is Scheme.RANGE:
@@ -267,14 +267,14 @@ class PartitionJobs:
         query = f"ALTER TABLE {{}} PARTITION BY {scheme.name}(`id`) ..."
         return self._renumbering(rand, entry, Action.PARTITION_BY, query, scheme, added)
 
-    def _remove_partitioning(self, rand: random.Random, entry: Entry) -> Plan:
+    def _remove_partitioning(self, rand: random.Random, entry: Entry) -> JobPlan:
         added = [definition(self._id(), "CollapsedPartitions")]
         query = "ALTER TABLE {} REMOVE PARTITIONING"
         return self._renumbering(rand, entry, Action.REMOVE_PARTITIONING, query, Scheme.NONE, added)
 
     def _reorganisation(
         self, rand: random.Random, entry: Entry, query: str, gone: list[Json], added: list[Json], after: list[Json]
-    ) -> Plan:
+    ) -> JobPlan:
         """Partitions replace others; the table stays the same."""
         part = entry[1]["partition"]
         busy = {
@@ -287,13 +287,13 @@ class PartitionJobs:
         }
         done = _step(entry, SchemaState.NONE, DONE, definitions=after, ddl_type=part["type"], ddl_expr=part["expr"])
         steps = _steps(entry, busy, {**busy, "definitions": after}, done)
-        return Plan(
+        return JobPlan(
             type=Action.REORGANIZE_PARTITION, table=entry, query=query, steps=_or_rolled_back(rand, entry, steps)
         )
 
     def _renumbering(
         self, rand: random.Random, entry: Entry, action: Action, query: str, scheme: Scheme, added: list[Json]
-    ) -> Plan:
+    ) -> JobPlan:
         """The table is partitioned in another way, or no more, and has a new id in the end."""
         db_id, old = entry
         table_id = added[0]["id"] if action is Action.REMOVE_PARTITIONING else self._id()
@@ -308,7 +308,7 @@ class PartitionJobs:
         }
         switched = {**busy, "definitions": added, "type": to["type"], "expr": to["expr"]}
         final = {**copy.deepcopy(old), "id": table_id, "partition": None if scheme is Scheme.NONE else to}
-        done = Step(state=DONE, schema_state=SchemaState.NONE, tables={old["id"]: None, table_id: (db_id, final)})
+        done = JobStep(state=DONE, schema_state=SchemaState.NONE, tables={old["id"]: None, table_id: (db_id, final)})
         steps = _steps(
             (db_id, now),
             {**busy, "ddl_type": to["type"], "ddl_expr": to["expr"] or whole["expr"]},
@@ -317,14 +317,14 @@ class PartitionJobs:
         )
         steps = _or_rolled_back(rand, entry, steps)
         renumbered = {table_id: old["id"]} if steps[-1] is done else {}
-        return Plan(type=action, table=entry, query=query, steps=steps, renumbered=renumbered)
+        return JobPlan(type=action, table=entry, query=query, steps=steps, renumbered=renumbered)
 
     def _name(self) -> str:
         self._names += 1
         return f"q{self._names}"
 
 
-def _step(entry: Entry, schema_state: SchemaState, state: int = RUNNING, **changed: object) -> Step:
+def _step(entry: Entry, schema_state: SchemaState, state: int = RUNNING, **changed: object) -> JobStep:
     """The table with these entries of its partition changed. Zero and nothing are left out where TiDB does."""
     db_id, old = entry
     info = copy.deepcopy(old)
@@ -336,37 +336,37 @@ def _step(entry: Entry, schema_state: SchemaState, state: int = RUNNING, **chang
         if not part.get(name):
             part.pop(name, None)
     info["partition"] = part
-    return Step(schema_state=schema_state, state=state, tables={info["id"]: (db_id, info)})
+    return JobStep(schema_state=schema_state, state=state, tables={info["id"]: (db_id, info)})
 
 
-def _steps(entry: Entry, before: Json, after: Json, done: Step) -> tuple[Step, ...]:
+def _steps(entry: Entry, before: Json, after: Json, done: JobStep) -> tuple[JobStep, ...]:
     """Those of a reorganisation: `before` and `after` are the partition's entries until and since the new ones are
     read."""
     copying = _step(entry, SchemaState.WRITE_REORGANIZATION, **before)
     return (
         _step(entry, SchemaState.DELETE_ONLY, **before),
         _step(entry, SchemaState.WRITE_ONLY, **before),
-        Step(schema_state=copying.schema_state, tables=copying.tables, copies=1.0),
+        JobStep(schema_state=copying.schema_state, tables=copying.tables, copies=1.0),
         _step(entry, SchemaState.DELETE_REORGANIZATION, **after),
         _step(entry, SchemaState.PUBLIC, **after),
         done,
     )
 
 
-def _or_rolled_back(rand: random.Random, entry: Entry, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _or_rolled_back(rand: random.Random, entry: Entry, steps: tuple[JobStep, ...]) -> tuple[JobStep, ...]:
     """The steps, or now and then some of the first three and the table as it was."""
     if rand.random() >= _ROLLBACK:
         return steps
     made = list(steps[: rand.randint(1, 3)])
     last = made[-1]
     if last.copies:
-        made[-1] = Step(schema_state=last.schema_state, tables=last.tables, copies=rand.random())
+        made[-1] = JobStep(schema_state=last.schema_state, tables=last.tables, copies=rand.random())
     db_id, old = entry
     back = {old["id"]: (db_id, copy.deepcopy(old))}
     return (
         *made,
-        Step(state=ROLLING_BACK, schema_state=last.schema_state),
-        Step(state=ROLLED_BACK, schema_state=SchemaState.NONE, tables=back),
+        JobStep(state=ROLLING_BACK, schema_state=last.schema_state),
+        JobStep(state=ROLLED_BACK, schema_state=SchemaState.NONE, tables=back),
     )
 
 

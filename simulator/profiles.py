@@ -32,7 +32,7 @@ _ACTIONS = weights(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class WorkloadProfile:
     """A kind of workload."""
 
     name: str
@@ -60,7 +60,7 @@ def _with(weights: Weights, **changed: int) -> Weights:
     return tuple((name, changed.get(name, weight)) for name, weight in weights)
 
 
-DEFAULT = Profile(name="default")
+DEFAULT = WorkloadProfile(name="default")
 TOPOLOGY_STORM = replace(
     DEFAULT,
     name="topology_storm",
@@ -120,7 +120,7 @@ TINY = replace(
 PROFILES = {p.name: p for p in (DEFAULT, TOPOLOGY_STORM, OLD_TRANSACTIONS, PIPELINED, DDL, PARTITIONS, TINY)}
 
 
-def new_cluster(profile: Profile, *, floor_ts: int) -> Cluster:
+def new_cluster(profile: WorkloadProfile, *, floor_ts: int) -> Cluster:
     """An empty cluster for a profile: a region for each table, one before and one after them, with their leaders on the
     stores 1, 2, 3 ... in turn."""
     bounds = [META_RANGE.end, *(table_prefix(FIRST_TABLE_ID + 10 * i) for i in range(profile.tables))]

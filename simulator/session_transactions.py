@@ -14,8 +14,8 @@ from simulator.core.cluster import Cluster
 from simulator.core.mvcc import Version
 from simulator.ddl import UpstreamSchema
 from simulator.partitions import HANDLES
-from simulator.profiles import Profile
-from simulator.sessions import Held, Place, Sessions
+from simulator.profiles import WorkloadProfile
+from simulator.sessions import Held, RowKey, Sessions
 from simulator.transactions import BATCH, CONFLICT, LOOKS, CommittedRow, Transactions, Tso, Txn, name_of
 from tistream.model.change import Op
 
@@ -25,14 +25,14 @@ class _Use:
     """The progress of a transaction."""
 
     held: Held = field(default_factory=dict)  #: the tables that it uses, each in one version
-    places: dict[bytes, Place] = field(default_factory=dict)  #: the rows that it wrote to
+    places: dict[bytes, RowKey] = field(default_factory=dict)  #: the rows that it wrote to
 
 
 class SessionTransactions(Transactions):
     """See the module."""
 
     def __init__(
-        self, cluster: Cluster, profile: Profile, rand: random.Random, schema: UpstreamSchema, tso: Tso
+        self, cluster: Cluster, profile: WorkloadProfile, rand: random.Random, schema: UpstreamSchema, tso: Tso
     ) -> None:
         super().__init__(cluster, profile, rand, schema, tso)
         self._uses: dict[int, _Use] = {}  # by number of the transaction
@@ -46,7 +46,7 @@ class SessionTransactions(Transactions):
         return self._uses.setdefault(txn.number, _Use())
 
     def _write(self, txn: Txn, blocked: Set[int]) -> str:
-        written: list[Place] = []
+        written: list[RowKey] = []
         for _ in range(BATCH if txn.kind == "huge" else 1):
             again = txn.kind == "pipelined" and self._use(txn).places and self._rand.random() < 0.5
             place = self._rand.choice(list(self._use(txn).places.values())) if again else self._free_row(txn, blocked)
@@ -72,7 +72,7 @@ class SessionTransactions(Transactions):
         where = self._place(written[0].key) if len(written) == 1 else f"{len(written)} rows"
         return self._did("huge" if len(written) > 1 else "prewrite", f"txn {txn.number} prewrites {where}")
 
-    def _free_row(self, txn: Txn, blocked: Set[int]) -> Place | None:
+    def _free_row(self, txn: Txn, blocked: Set[int]) -> RowKey | None:
         """As `_free`: all keys that a statement on the row writes to can be locked."""
         places = self._sessions.places(
             self._use(txn).held, blocked, HANDLES if txn.kind == "huge" else self._profile.rows

@@ -19,7 +19,7 @@ Held = dict[int, tuple[int, Json]]  #: of a transaction: first id of a table -> 
 _CACHED_MAX = 64
 
 
-class Place(NamedTuple):
+class RowKey(NamedTuple):
     """A row that a session can write to."""
 
     key: bytes
@@ -34,16 +34,16 @@ class Sessions:
     def __init__(self, schema: UpstreamSchema, rand: random.Random) -> None:
         self._schema = schema
         self._rand = rand
-        self._places: dict[tuple[int, int], tuple[Json, list[Place]]] = {}  # (identity of a TableInfo, rows)
+        self._places: dict[tuple[int, int], tuple[Json, list[RowKey]]] = {}  # (identity of a TableInfo, rows)
 
-    def places(self, held: Held, blocked: Set[int], rows: int) -> list[Place]:
+    def places(self, held: Held, blocked: Set[int], rows: int) -> list[RowKey]:
         """The rows that a transaction can write to: of the tables that it holds, as it holds them; of the others as
         its server knows them."""
         schema = self._schema
         tables = schema.tables
         if schema.previous is not None and self._rand.random() < 0.5:
             tables = schema.previous
-        places: list[Place] = []
+        places: list[RowKey] = []
         for table_id, (_, info) in tables.items():
             first = schema.lineage.get(table_id, table_id)
             if first in held:
@@ -52,7 +52,7 @@ class Sessions:
                 places += self._of(table_id, info, rows)
         return places
 
-    def hold(self, held: Held, place: Place) -> None:
+    def hold(self, held: Held, place: RowKey) -> None:
         """The transaction writes to the place's table."""
         held.setdefault(self._schema.lineage.get(place.table_id, place.table_id), (place.table_id, place.info))
 
@@ -66,13 +66,13 @@ class Sessions:
         return False
 
     @staticmethod
-    def keys(place: Place) -> list[bytes]:
+    def keys(place: RowKey) -> list[bytes]:
         """The keys that a statement on this row writes to: the row's own first."""
         copy = copy_of(place.info, place.handle)
         return [place.key] if copy is None else [place.key, record_key(copy[0], place.handle)]
 
     @staticmethod
-    def writes(place: Place, value: bytes | None, *, exists: bool) -> list[tuple[bytes, bytes | None]]:
+    def writes(place: RowKey, value: bytes | None, *, exists: bool) -> list[tuple[bytes, bytes | None]]:
         """The writes of a statement: to the row's key, and to the key of its copy."""
         writes = [(place.key, value)]
         copy = copy_of(place.info, place.handle)
@@ -82,12 +82,12 @@ class Sessions:
                 writes.append((record_key(copied, place.handle), None if only_deletes else value))
         return writes
 
-    def _of(self, table_id: int, info: Json, rows: int) -> Collection[Place]:
+    def _of(self, table_id: int, info: Json, rows: int) -> Collection[RowKey]:
         kept = self._places.get((id(info), rows))
         if kept is None or kept[0] is not info:
             if len(self._places) >= _CACHED_MAX:
                 self._places.clear()
             there = ((handle, physical_id(info, handle)) for handle in handles(info, rows))
-            made = [Place(record_key(p, handle), table_id, info, handle) for handle, p in there if p is not None]
+            made = [RowKey(record_key(p, handle), table_id, info, handle) for handle, p in there if p is not None]
             kept = self._places[id(info), rows] = (info, made)
         return kept[1]

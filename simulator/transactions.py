@@ -32,7 +32,7 @@ from simulator.core.cluster import Cluster
 from simulator.core.mvcc import SHORT_VALUE_BYTES, Lock, Version
 from simulator.ddl import UpstreamSchema
 from simulator.partitions import HANDLES, Json, handles, physical_id
-from simulator.profiles import Profile
+from simulator.profiles import WorkloadProfile
 from simulator.rows import DOUBLE, VARCHAR, Column, Value, row_v2
 from tistream.codec.table_key import parse_key, record_key
 from tistream.model.change import Op
@@ -111,7 +111,7 @@ class Transactions:
     """The open transactions. Methods that return a text did one thing; "" = there was nothing to do."""
 
     def __init__(
-        self, cluster: Cluster, profile: Profile, rand: random.Random, schema: UpstreamSchema, tso: Tso
+        self, cluster: Cluster, profile: WorkloadProfile, rand: random.Random, schema: UpstreamSchema, tso: Tso
     ) -> None:
         self._cluster = cluster
         self._profile = profile

@@ -28,7 +28,7 @@ from simulator.core.mvcc import Version
 from simulator.ddl import UpstreamSchema, definitions
 from simulator.jobs import Jobs, SchemaVersion
 from simulator.partitions import Json, physical_id
-from simulator.profiles import Profile
+from simulator.profiles import WorkloadProfile
 from simulator.session_transactions import SessionTransactions
 from simulator.topology import Topology
 from simulator.transactions import CommittedRow, State, Transactions, Tso
@@ -42,7 +42,7 @@ class Workload:
     """See the module. `cluster` is new; the workload is the only one that changes it. `whole_meta`: the meta range
     holds the first schema, too, and the schema's version, for readers of a snapshot."""
 
-    def __init__(self, seed: int, cluster: Cluster, profile: Profile, *, whole_meta: bool = False) -> None:
+    def __init__(self, seed: int, cluster: Cluster, profile: WorkloadProfile, *, whole_meta: bool = False) -> None:
         rand = random.Random(seed)
         self._rand, self._profile = rand, profile
         self._cluster = cluster

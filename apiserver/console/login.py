@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from apiserver.callers import caller_of
-from apiserver.core.token_buckets import Buckets, Policy
+from apiserver.core.token_buckets import BucketPolicy, Buckets
 from reading.served.services import Services
 from tistream.catalog.tenancy.logins import end_session
 from tistream.errors import RateLimited, Unauthenticated
@@ -37,7 +37,7 @@ from tistream.limits import SESSION_MS
 _HOME = "/overview"
 _PAGE = re.compile(r"/(?:[A-Za-z0-9_.-][A-Za-z0-9/_.-]*)?")
 _FORM_BYTES_MAX = 4096
-_WRONG = Policy(name="wrong-logins", rate=0.2, burst=10)  # of an address
+_WRONG = BucketPolicy(name="wrong-logins", rate=0.2, burst=10)  # of an address
 
 Render = Callable[[Request, str, dict[str, Any], int], Response]
 

@@ -15,7 +15,7 @@ _BUCKETS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class BucketPolicy:
     """One kind of bucket."""
 
     name: str  #: in response headers, such as `caller-requests`
@@ -38,7 +38,7 @@ class _Bucket:
 class Buckets:
     """All buckets of one policy. Not thread-safe."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: BucketPolicy) -> None:
         self.policy = policy
         self._of: OrderedDict[str, _Bucket] = OrderedDict()
 

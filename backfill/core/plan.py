@@ -27,7 +27,7 @@ from tistream.model.positions import Positions, position_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReplayRead:
     """A file to read, or the end of an incarnation behind it."""
 
     store_id: int
@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
+class ReplayPlanRow:
     """The work of one worker."""
 
     tenant: Tenant
@@ -50,7 +50,7 @@ class PlanRow:
     upto: int  #: write up to here; `durable_ts` = nothing
     snapshot_key: str | None  #: of the whole task's state
     positions: Positions  #: of that state
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayRead, ...]
     memory_bytes: int  #: limit of its rows; 0 = a share of the machine's
     logged_above: int | None = None  #: `logged` is the log of the range in (this, durable_ts]; None = it was not read
     logged: tuple[SegmentRow, ...] = ()
@@ -59,22 +59,22 @@ class PlanRow:
 def plan(
     tasks: Sequence[TaskRow],
     positions: Mapping[int, Positions],
-    steps: Sequence[Step],
+    steps: Sequence[ReplayRead],
     upto: Mapping[int, int],
     weights: Mapping[int, Sequence[tuple[bytes, int]]],
     *,
     partitions: int,
     memory_bytes: int = 0,
-) -> list[PlanRow]:
+) -> list[ReplayPlanRow]:
     """A plan row per partition. `weights`: task -> (start key, rows) of its regions, by key; `partitions`: about how
     many to make, at least one per task."""
     shares = _shares({task.task_id: sum(n for _, n in weights[task.task_id]) for task in tasks}, partitions)
-    rows: list[PlanRow] = []
+    rows: list[ReplayPlanRow] = []
     for task in tasks:
         own = own_steps(steps, positions[task.task_id])
         for range_ in cut(task.range, weights[task.task_id], shares[task.task_id]):
             rows.append(
-                PlanRow(
+                ReplayPlanRow(
                     tenant=task.tenant,
                     partition=len(rows),
                     task_id=task.task_id,
@@ -92,10 +92,10 @@ def plan(
     return rows
 
 
-def own_steps(steps: Iterable[Step], positions: Positions) -> tuple[Step, ...]:
+def own_steps(steps: Iterable[ReplayRead], positions: Positions) -> tuple[ReplayRead, ...]:
     """The steps that lie behind these positions."""
 
-    def is_new(step: Step) -> bool:
+    def is_new(step: ReplayRead) -> bool:
         at = position_of(positions.get(step.store_id, {}), step.incarnation)
         return not at.closed and (step.closes or step.seq > at.seq)
 

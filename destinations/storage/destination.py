@@ -44,7 +44,7 @@ from destinations.protocol import (
 )
 from destinations.storage.core import names
 from destinations.storage.core.contents import File, refused, render_or_refuse
-from destinations.storage.core.parts import Part, Place, Record, digest_of, name_of, parsed, parts_of
+from destinations.storage.core.parts import Part, PartFiles, Record, digest_of, name_of, parsed, parts_of
 from destinations.storage.core.schema_files import SchemaFile, of_events, of_table
 from destinations.storage.files import REQUEST_S, Files, each_within, open_files, probe
 from destinations.storage.settings import StorageSettings, read_settings
@@ -167,7 +167,7 @@ class StorageDestination:
         kept = text if record is not None and made == record else await self._keep(made, stretch)
         return await self._planned(stretch, max(stretch.after, history.start_ts), kept, parts, places, rendered)
 
-    def _rendered(self, parts: Sequence[Part], known: dict[str, Place]) -> list[list[File]]:
+    def _rendered(self, parts: Sequence[Part], known: dict[str, PartFiles]) -> list[list[File]]:
         """The files of each part. A place stays known if the part's files are those that it had."""
         render = self._contents.render
         cuts = [known[name].counts if (name := name_of(part)) in known else () for part in parts]
@@ -189,36 +189,40 @@ class StorageDestination:
         return order_messages(decoding.changes, split=self._contents.splits_updates)
 
     async def _places(
-        self, history: History, parts: Sequence[Part], rendered: Sequence[Sequence[File]], known: Mapping[str, Place]
-    ) -> list[Place]:
+        self,
+        history: History,
+        parts: Sequence[Part],
+        rendered: Sequence[Sequence[File]],
+        known: Mapping[str, PartFiles],
+    ) -> list[PartFiles]:
         """Where the parts go: where they were, else after what is there."""
         new = [part for part in parts if name_of(part) not in known]
         await self._seen.look_up_schemas(names.meta_folder(part.table.db, part.table.name) for part in new)
-        places = list[Place]()
+        places = list[PartFiles]()
         for part, files in zip(parts, rendered, strict=True):
             place = known.get(name_of(part))
             if place is None:
                 version = self._seen.version(part, history.start_ts)
                 digest, cuts = _digest(_folder(part, version), files), tuple(count for count, _ in files)
-                place = Place(part=name_of(part), version=version, counts=cuts, digest=digest)
+                place = PartFiles(part=name_of(part), version=version, counts=cuts, digest=digest)
             places.append(place)
         folders = [_folder(part, place.version) for part, place in zip(parts, places, strict=True)]
         unsettled = {folder for folder, place in zip(folders, places, strict=True) if self._moves(folder, place)}
         await self._seen.look_up_numbers(unsettled)
         return self._numbered(folders, places, unsettled)
 
-    def _moves(self, folder: str, place: Place) -> bool:
+    def _moves(self, folder: str, place: PartFiles) -> bool:
         """Whether files of the part need other numbers, or have none yet."""
         return not place.numbers or any(self._name(folder, number) in self._taken for number in place.numbers)
 
-    def _numbered(self, folders: Sequence[str], places: Sequence[Place], unsettled: set[str]) -> list[Place]:
+    def _numbered(self, folders: Sequence[str], places: Sequence[PartFiles], unsettled: set[str]) -> list[PartFiles]:
         """The places with all numbers. From the first name of a folder that is taken, all are new: files are read in
         the order of their numbers."""
         highest = {folder: self._seen.newest(folder) for folder in unsettled}
         for folder, place in zip(folders, places, strict=True):
             if folder in unsettled:
                 highest[folder] = max(highest[folder], *place.numbers, 0)
-        moved, made = set[str](), list[Place]()
+        moved, made = set[str](), list[PartFiles]()
         for folder, place in zip(folders, places, strict=True):
             numbers = list[int]()
             for n in range(len(place.counts)):
@@ -240,7 +244,7 @@ class StorageDestination:
         before: int,
         record: str,
         parts: Sequence[Part],
-        places: Sequence[Place],
+        places: Sequence[PartFiles],
         rendered: Sequence[Sequence[File]],
     ) -> StoragePlan:
         steps: dict[int, _Step] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from destinations.storage.core.names import number_of
-from destinations.storage.core.order import Found, Interval, Kind, ReadRows, compare_commits, read_in_order
+from destinations.storage.core.order import Interval, ProblemRows, ReadRows, RowProblem, compare_commits, read_in_order
 from destinations.storage.core.parts import Layout
 from destinations.storage.files import Files
 from tistream.model.arrays import U64
@@ -30,7 +30,7 @@ _NOTHING = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ExpectedRows:
     """What the destination must have."""
 
     above: int
@@ -46,9 +46,9 @@ class Reread:
 
     files: int = 0
     rows: int = 0
-    found: list[Found] = field(default_factory=list)
+    found: list[ProblemRows] = field(default_factory=list)
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: RowProblem) -> int:
         """Rows of a kind."""
         return sum(each.rows for each in self.found if each.kind is kind)
 
@@ -58,7 +58,7 @@ class Reread:
         return not any(each.kind.is_fault for each in self.found)
 
 
-async def reread(files: Files, layout: Layout, read_rows: ReadRows, wanted: Wanted) -> Reread:
+async def reread(files: Files, layout: Layout, read_rows: ReadRows, wanted: ExpectedRows) -> Reread:
     """Read and compare. CorruptObject for a file that is none of the changefeed's protocol."""
     keys = [key async for key in files.list("", "")]
     parts = ordered_files(keys, layout)

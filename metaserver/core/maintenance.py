@@ -103,7 +103,7 @@ class TenantNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class JobsNow:
     """The jobs of the catalog, and the executors that are there."""
 
     now_ms: int  #: the database's
@@ -144,7 +144,7 @@ class Decision:
     withdraw: tuple[int, ...] = ()  #: jobs that are offered and not needed any more, or wait for Spark in vain
 
 
-def decide(needs: Sequence[TenantNeed], known: Known, settings: MaintenanceRules) -> Decision:
+def decide(needs: Sequence[TenantNeed], known: JobsNow, settings: MaintenanceRules) -> Decision:
     """The jobs to add, first in line first. `needs`: the tenants that were counted just now."""
     ended = {job.key: job for job in known.ended}
     busy = known.busy
@@ -179,7 +179,7 @@ def _last_ended(tenant: Tenant, ended: Iterable[JobRow]) -> int:
 
 
 def _wanted(
-    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: Known, settings: MaintenanceRules
+    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: JobsNow, settings: MaintenanceRules
 ) -> NewJob | None:
     """The job of a tenant: of those that it needs, the one of the kind that ran longest ago."""
     jobs: list[tuple[int, NewJob]] = []
@@ -200,7 +200,7 @@ def _rests(last: JobRow | None, now_ms: int, settings: MaintenanceRules) -> bool
     return 0 <= now_ms - last.ended_ms < pause_ms
 
 
-def _merge(need: TenantNeed, last: JobRow | None, known: Known, settings: MaintenanceRules) -> NewJob | None:
+def _merge(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     counted = sum(task.pieces for task in need.tasks)
     if counted - _left_alone(last, known.now_ms, counted) < settings.merge_pieces_min:
         return None
@@ -235,7 +235,7 @@ def _left_alone(last: JobRow | None, now_ms: int, counted: int) -> int:
     return max(0, min(counted, last.estimated_objects - last.counts.objects_before + last.counts.objects_after))
 
 
-def _bases(need: TenantNeed, last: JobRow | None, known: Known, settings: MaintenanceRules) -> NewJob | None:
+def _bases(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     wanted = max(settings.tail_bytes_min, int(settings.tail_ratio * need.base_bytes))
     if last is not None and last.state is JobState.DONE and last.outcome == _NOTHING:
         wanted = max(wanted, 2 * last.estimated_bytes if need.tail_bytes >= last.estimated_bytes else 0)
@@ -247,7 +247,7 @@ def _bases(need: TenantNeed, last: JobRow | None, known: Known, settings: Mainte
     return _sized(need, JobKind.BASES, need.tail_bytes, reason, known, settings, due_ms=need.kept_ms // 2)
 
 
-def _retirement(need: TenantNeed, last: JobRow | None, known: Known, settings: MaintenanceRules) -> NewJob | None:
+def _retirement(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     """Half of the retention is left for the job: then the floor never waits for it."""
     if not need.kept_ms or need.held_ms <= need.kept_ms // 2:
         return None
@@ -263,7 +263,7 @@ def _retirement(need: TenantNeed, last: JobRow | None, known: Known, settings: M
 
 
 def _replay(
-    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: Known, settings: MaintenanceRules
+    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: JobsNow, settings: MaintenanceRules
 ) -> NewJob | None:
     """A replay takes the tasks from their sorters, which deliver nothing until a batch of it is handed over."""
     is_open = any(job.tenant == need.tenant and job.kind is JobKind.REPLAY for job in known.open)
@@ -297,7 +297,7 @@ def _sized(
     kind: JobKind,
     total: int,
     reason: str,
-    known: Known,
+    known: JobsNow,
     settings: MaintenanceRules,
     *,
     objects: int = 0,

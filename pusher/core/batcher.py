@@ -51,7 +51,7 @@ _FIXED_BYTES_PER_ROW = 43  # of a row without key, value and old value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFile:
+class UnwrittenFile:
     """One file, ready to encode."""
 
     seq: int
@@ -83,7 +83,7 @@ class Batcher:
         """The subscriptions that are still scanning."""
         return {t: self._subscriptions[t] for t in self._live}
 
-    def handle(self, event: SourceEvent) -> list[BatchFile]:
+    def handle(self, event: SourceEvent) -> list[UnwrittenFile]:
         """Apply one event; only a Tick returns files."""
         match event:
             case Rows():
@@ -133,7 +133,7 @@ class Batcher:
         live.remember(event.rows)
         return event.rows
 
-    def _tick(self, cut_ts: int) -> list[BatchFile]:
+    def _tick(self, cut_ts: int) -> list[UnwrittenFile]:
         invariant(cut_ts >= self._cut_ts, "cut_ts decreased", cut_ts=cut_ts, before=self._cut_ts)
         self._cut_ts = cut_ts
         if self._shape is None:
@@ -144,7 +144,7 @@ class Batcher:
             ready, resolved = self._marks.current() if end == rows.num_rows else self._marks.promised()
             self._seq += 1
             files.append(
-                BatchFile(
+                UnwrittenFile(
                     seq=self._seq,
                     cut_ts=cut_ts,
                     rows=_one_batch(rows.slice(start, end - start)),

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pusher.core.seed_values import stored
 from schemas.shape import Shape
 from tistream.codec.row.encode import cell, key_datum, row_value
-from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import ColumnSpec, ValueKind, kind_of
 from tistream.codec.seed_file import SEED
 from tistream.codec.table_key import record_key
 from tistream.errors import InvalidInput
@@ -123,6 +123,6 @@ def _signed(handle: int) -> int:
 def _datum(spec: ColumnSpec, value: Any) -> bytes:
     if value is None:
         raise ValueError("NULL in a primary key")
-    if kind_of(spec) is Kind.TEXT and value.endswith(" "):
+    if kind_of(spec) is ValueKind.TEXT and value.endswith(" "):
         raise ValueError(f"the key of a text that ends with a space is ambiguous; add {KEY}")
     return key_datum(spec, value)

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from tistream.codec.row.encode import EXACT, pack_time
-from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, Kind, decimal_shape, fsp_of, integer_bits, kind_of
+from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, ValueKind, decimal_shape, fsp_of, integer_bits, kind_of
 
 _DATETIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?")
 _DURATION = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
@@ -26,29 +26,29 @@ def stored(spec: ColumnSpec, value: Any, *, in_text: bool) -> Any:
     """The value in storage form, for `codec.row.encode` (None is the null of JSON). `in_text`: from NDJSON. ValueError
     describes an invalid value."""
     match kind_of(spec):
-        case Kind.SIGNED | Kind.UNSIGNED | Kind.YEAR:
+        case ValueKind.SIGNED | ValueKind.UNSIGNED | ValueKind.YEAR:
             return _integer(spec, value)
-        case Kind.BIT:
+        case ValueKind.BIT:
             return _bits(spec, value)
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             return _label(spec, value)
-        case Kind.SET:
+        case ValueKind.SET:
             return _labels(spec, value)
-        case Kind.FLOAT | Kind.DOUBLE:
+        case ValueKind.FLOAT | ValueKind.DOUBLE:
             return float(_a(value, (int, float, Decimal), "a number"))
-        case Kind.DECIMAL:
+        case ValueKind.DECIMAL:
             return _decimal(spec, value)
-        case Kind.TIME:
+        case ValueKind.TIME:
             return _time(spec, value)
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             return _duration(spec, value)
-        case Kind.BINARY:
+        case ValueKind.BINARY:
             if in_text:
                 return base64.b64decode(_a(value, (str,), "base64 text"), validate=True)
             return _a(value, (bytes,), "bytes")
-        case Kind.JSON:
+        case ValueKind.JSON:
             return _json(_a(value, (str,), "the text of a JSON value"))
-        case Kind.VECTOR:
+        case ValueKind.VECTOR:
             return [float(_a(item, (int, float), "a number")) for item in _a(value, (list,), "a list of numbers")]
     return _a(value, (str,), "text")
 
@@ -66,7 +66,7 @@ def _short(value: object) -> str:
 
 def _integer(spec: ColumnSpec, value: Any) -> int:
     number = int(_a(value, (int, str, bool), "an integer"))
-    if kind_of(spec) is Kind.YEAR:
+    if kind_of(spec) is ValueKind.YEAR:
         low, high = 0, 2155
     else:
         bits = 24 if spec.tp == 9 else integer_bits(spec)

@@ -31,7 +31,7 @@ from pusher.tikv.core.effects import AskRegions, CloseStream, HeldBack, Moved, O
 from pusher.tikv.core.feed import PAUSE_MAX_S, SCANS_MAX, StoreFeed
 from pusher.tikv.core.requests import Deregister, Header, KvApi, Register, encode_request
 from pusher.tikv.locks import BEHIND_S
-from pusher.tikv.stream import Ended, FeedStream, Inbox
+from pusher.tikv.stream import Ended, StreamInbox, TikvStream
 from tistream import limits
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, StoreUnavailable, TiStreamError
@@ -98,9 +98,9 @@ class TikvSource:
             scan_bytes_s=options.scan_bytes_s,
         )
         self._history_held = history_held
-        self._inbox = Inbox(options.inbox_bytes_max)
+        self._inbox = StreamInbox(options.inbox_bytes_max)
         self._region_lists: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
-        self._stream: FeedStream | None = None
+        self._stream: TikvStream | None = None
         self._numbers = count(1)
         self._fault: StoreUnavailable | None = None  # to raise at the end of the poll
         self._received = 0  # messages of the current stream
@@ -252,7 +252,7 @@ class TikvSource:
         if address is None:
             self._inbox.end(number, "PD does not know the store")
             return
-        self._stream = FeedStream(number, address, self._options.tls, self._inbox)
+        self._stream = TikvStream(number, address, self._options.tls, self._inbox)
 
     def _close_stream(self) -> None:
         self._inbox.begin(0)

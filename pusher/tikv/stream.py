@@ -2,7 +2,7 @@
 
     /cdcpb.ChangeData/EventFeedV2, metadata `features: stream-multiplexing`
 
-A thread receives messages as fast as it can, so the store never waits for the pusher, into an `Inbox` bounded in bytes.
+A thread receives messages as fast as it can, so the store never waits for the pusher, into a bounded `StreamInbox`.
 Overflow ends the stream. That costs an opening scan of its regions; a store that buffers for a slow reader would affect
 everyone. One exception: a single opening scan larger than the inbox would never finish, so the store may wait for it,
 for a limited time.
@@ -33,7 +33,7 @@ class Ended:
     overflow: bool = False  #: closed by us because the inbox was full
 
 
-class Inbox:
+class StreamInbox:
     """Unprocessed messages of the current stream, and how it ended. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -120,10 +120,10 @@ class Inbox:
         self._messages, self._bytes = [], 0
 
 
-class FeedStream:
+class TikvStream:
     """A connection with one stream. Opens in the background; faults arrive in the inbox."""
 
-    def __init__(self, number: int, address: str, tls: Tls | None, inbox: Inbox) -> None:
+    def __init__(self, number: int, address: str, tls: Tls | None, inbox: StreamInbox) -> None:
         self._number, self._inbox = number, inbox
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = open_channel(address, tls)

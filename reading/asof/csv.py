@@ -21,18 +21,18 @@ from reading.formats.pieces import HEX, Piece, Slot, bare, byte_map, slot
 from reading.formats.rows import Field, fields_of, plain_text
 from schemas.model import Table
 from schemas.queries import quoted
-from tistream.codec.row.layout import DOUBLE, Kind
+from tistream.codec.row.layout import DOUBLE, ValueKind
 from tistream.codec.row.text import enum_labels, set_labels, text
 
 _END = b"\r\n"
 _NULL = b"NULL"
-_NUMBERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.DECIMAL, Kind.BIT})
+_NUMBERS = frozenset({ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.DECIMAL, ValueKind.BIT})
 _QUOTES = byte_map({34: b'""'})
 _FORM = (
     "CHARACTER SET utf8mb4 FIELDS TERMINATED BY ',' ENCLOSED BY '\"' ESCAPED BY '' "
     "LINES TERMINATED BY '\\r\\n' IGNORE 1 LINES"
 )
-_CONVERTED = {Kind.BINARY: "UNHEX({})", Kind.BIT: "CAST({} AS UNSIGNED)"}
+_CONVERTED = {ValueKind.BINARY: "UNHEX({})", ValueKind.BIT: "CAST({} AS UNSIGNED)"}
 
 
 def header(table: Table) -> bytes:
@@ -64,17 +64,17 @@ def load_statement(table: Table) -> str:
 
 
 def _value(field: Field, values: pa.Array) -> Slot:
-    if field.kind in (Kind.FLOAT, Kind.DOUBLE):
+    if field.kind in (ValueKind.FLOAT, ValueKind.DOUBLE):
         return bare(text(replace(field.spec, tp=DOUBLE), values.cast(pa.float64())), null=_NULL)
     if field.kind in _NUMBERS:
         return bare(plain_text(field, values), null=_NULL)
-    if field.kind is Kind.YEAR:
+    if field.kind is ValueKind.YEAR:
         return bare(text(field.spec, values), null=_NULL)  # four digits: the text 0 is 2000
-    if field.kind is Kind.BINARY:
+    if field.kind is ValueKind.BINARY:
         shown = pc.if_else(values.is_valid(), as_array(slot(values, HEX)), None)
-    elif field.kind is Kind.ENUM:
+    elif field.kind is ValueKind.ENUM:
         shown = enum_labels(field.spec, values)
-    elif field.kind is Kind.SET:
+    elif field.kind is ValueKind.SET:
         shown = set_labels(field.spec, values)
     else:
         shown = plain_text(field, values)

@@ -25,7 +25,7 @@ from reading.formats.pieces import HEX, Piece, Slot, bare, byte_map, slot
 from reading.formats.rows import Field, fields_of, plain_text
 from schemas.model import Table
 from schemas.queries import quoted
-from tistream.codec.row.layout import DOUBLE, Kind
+from tistream.codec.row.layout import DOUBLE, ValueKind
 from tistream.codec.row.text import bit_bytes, enum_labels, set_labels, text
 
 _STRICT = b"SET sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES';\n"
@@ -33,7 +33,7 @@ _LAX = b"SET sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES';\n"
 SETTINGS = b"SET NAMES utf8mb4;\nSET time_zone = '+00:00';\n" + _STRICT + b"SET foreign_key_checks = 0;\n"
 _STATEMENT_BYTES = 1 << 20
 _ROW_END = b",\n"
-_NUMBERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.DECIMAL})
+_NUMBERS = frozenset({ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR, ValueKind.DECIMAL})
 _QUOTED = byte_map({0: b"\\0", 10: b"\\n", 13: b"\\r", 26: b"\\Z", 39: b"''", 92: b"\\\\"})
 
 
@@ -63,24 +63,24 @@ def _with_error_value(fields: Sequence[Field], batch: pa.RecordBatch) -> npt.NDA
     """The rows that hold the error value of an ENUM."""
     mask = np.zeros(batch.num_rows, np.bool_)
     for field in fields:
-        if field.kind is Kind.ENUM:
+        if field.kind is ValueKind.ENUM:
             mask |= pc.fill_null(pc.equal(batch.column(field.place), 0), False).to_numpy(zero_copy_only=False)
     return mask
 
 
 def _value(field: Field, values: pa.Array) -> Slot:
     kind = field.kind
-    if kind in (Kind.FLOAT, Kind.DOUBLE):
+    if kind in (ValueKind.FLOAT, ValueKind.DOUBLE):
         return bare(text(replace(field.spec, tp=DOUBLE), values.cast(pa.float64())), null=b"NULL")
     if kind in _NUMBERS:
         return bare(plain_text(field, values), null=b"NULL")
-    if kind in (Kind.BINARY, Kind.BIT):
-        raw = values if kind is Kind.BINARY else bit_bytes(field.spec, values)
+    if kind in (ValueKind.BINARY, ValueKind.BIT):
+        raw = values if kind is ValueKind.BINARY else bit_bytes(field.spec, values)
         hexed = pc.if_else(raw.is_valid(), as_array(slot(raw, HEX)), None)
         return slot(hexed, before=b"X'", after=b"'", null=b"NULL")
-    if kind is Kind.ENUM:
+    if kind is ValueKind.ENUM:
         shown = enum_labels(field.spec, values)
-    elif kind is Kind.SET:
+    elif kind is ValueKind.SET:
         shown = set_labels(field.spec, values)
     else:
         shown = plain_text(field, values)

@@ -31,11 +31,11 @@ from schemas.names import folded
 from schemas.types import full_type
 from tistream import ts as tso
 from tistream.codec.row.cast import cast, in_place
-from tistream.codec.row.layout import ColumnSpec, Kind, kind_of, storage_schema, storage_type
+from tistream.codec.row.layout import ColumnSpec, ValueKind, kind_of, storage_schema, storage_type
 from tistream.errors import NotConvertible
 
 _QUERY_MAX = 1000  # characters of a DDL's text in an error
-_LABELS = frozenset({Kind.ENUM, Kind.SET})
+_LABELS = frozenset({ValueKind.ENUM, ValueKind.SET})
 
 #: where there is no table at the timestamp
 NO_TABLE = Table(
@@ -45,7 +45,7 @@ NO_TABLE = Table(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DeliveredColumns:
     """The columns that pages are given: those of `table`, which is in force at `ts`."""
 
     history: History
@@ -56,7 +56,7 @@ class Target:
     lines: Lineages
 
     @classmethod
-    def at(cls, history: History, table: Table, ts: int, shown: Table) -> Target:
+    def at(cls, history: History, table: Table, ts: int, shown: Table) -> DeliveredColumns:
         """The columns of `shown`, the version in force at `ts` with the delivered columns."""
         ids, lines = table_ids(history, table), table_lineages(history, table, ts)
         return cls(history=history, table=table, shown=shown, ts=ts, ids=ids, lines=lines)
@@ -81,7 +81,7 @@ class _Source:
     by_name: bool = False  #: of another table that had the name
 
 
-def conformed(target: Target, changes: Sequence[TableChanges]) -> Conformed:
+def conformed(target: DeliveredColumns, changes: Sequence[TableChanges]) -> Conformed:
     """The changes in the target's columns. NotConvertible names the column, the DDL and a row."""
     sources = [_sources(target, part) for part in changes]
     table = _with_labels(target.shown, [list(source.values()) for source in sources])
@@ -110,7 +110,7 @@ def _conformed(table: Table, part: TableChanges, sources: Mapping[int, _Source])
     return replace(part, table=table, after=images[0], before=images[1])
 
 
-def _sources(target: Target, part: TableChanges) -> dict[int, _Source]:
+def _sources(target: DeliveredColumns, part: TableChanges) -> dict[int, _Source]:
     """Wanted column id -> where its value is; without those that the rows' version does not have."""
     there = {c.id: c for c in part.table.columns if c.visible}
     wanted = row_layout(target.shown).columns
@@ -128,12 +128,14 @@ def _sources(target: Target, part: TableChanges) -> dict[int, _Source]:
     return sources
 
 
-def _is_successor(target: Target, part: TableChanges) -> bool:
+def _is_successor(target: DeliveredColumns, part: TableChanges) -> bool:
     """Whether the rows are of the target's table under a later id."""
     return target.table.id in table_ids(target.history, part.table)
 
 
-def _ancestor(target: Target, spec: ColumnSpec, there: Mapping[int, Column], part: TableChanges) -> _Source | None:
+def _ancestor(
+    target: DeliveredColumns, spec: ColumnSpec, there: Mapping[int, Column], part: TableChanges
+) -> _Source | None:
     line = target.lines.get(spec.id, ())
     for n in reversed(range(len(line))):
         column = line[n].column
@@ -144,7 +146,7 @@ def _ancestor(target: Target, spec: ColumnSpec, there: Mapping[int, Column], par
     return None
 
 
-def _refuse_changed_later(target: Target, spec: ColumnSpec, part: TableChanges) -> None:
+def _refuse_changed_later(target: DeliveredColumns, spec: ColumnSpec, part: TableChanges) -> None:
     """A later version may hold the value in a type that it has got since."""
     if int(part.commit_ts.max()) <= target.ts:
         return
@@ -154,7 +156,7 @@ def _refuse_changed_later(target: Target, spec: ColumnSpec, part: TableChanges) 
                 _refuse(part, spec, ancestor, 0, later=True)
 
 
-def _newer(target: Target, part: TableChanges) -> list[str]:
+def _newer(target: DeliveredColumns, part: TableChanges) -> list[str]:
     """Columns of rows above the target's timestamp that the table does not have there."""
     if int(part.commit_ts.max()) <= target.ts:
         return []
@@ -205,7 +207,7 @@ def _converted(
 
 def _same_form(old: ColumnSpec, new: ColumnSpec) -> bool:
     same = kind_of(old) is kind_of(new) and storage_type(old) == storage_type(new)
-    if kind_of(old) is Kind.TIME:
+    if kind_of(old) is ValueKind.TIME:
         return same and old.tp == new.tp
     return same and (kind_of(old) not in _LABELS or old.elems == new.elems)
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reading.core.merge import Span
+from reading.core.merge import SegmentSpan
 
 
-def bounded_end(segments: Sequence[Span], *, after: int, upto: int, rows: int) -> int:
+def bounded_end(segments: Sequence[SegmentSpan], *, after: int, upto: int, rows: int) -> int:
     """The largest end such that (after, end] holds at most `rows` rows; `after` when there is none.
 
     `segments` are all that may hold rows in (after, upto], sorted by lo_ts.
@@ -27,7 +27,7 @@ def bounded_end(segments: Sequence[Span], *, after: int, upto: int, rows: int) -
     return upto
 
 
-def cut_points(segments: Sequence[Span], *, after: int, upto: int, parts: int, part_bytes: int) -> list[int]:
+def cut_points(segments: Sequence[SegmentSpan], *, after: int, upto: int, parts: int, part_bytes: int) -> list[int]:
     """At most `parts` - 1 ascending commit_ts in (after, upto) that cut it into parts of about `part_bytes` or more."""
     if not segments or upto - after < 2:
         return []
@@ -53,7 +53,7 @@ def cut_points(segments: Sequence[Span], *, after: int, upto: int, parts: int, p
     return [after + int(place) for place in np.unique(places) if 0 < place < upto - after]
 
 
-def estimated_rows(segments: Sequence[Span], *, after: int, upto: int) -> int:
+def estimated_rows(segments: Sequence[SegmentSpan], *, after: int, upto: int) -> int:
     """Estimated number of rows in (after, upto]; 0 only when there is certainly none."""
     rows = 0.0
     for s in segments:

@@ -26,7 +26,7 @@ _ROWS_KEPT = 0.95  # least share of the rows that a page keeps when it drops seg
 _BYTES_KEPT = 0.9  # largest share of the bytes that it then still reads; above, nothing is dropped
 
 
-class Span(Protocol):
+class SegmentSpan(Protocol):
     """A segment as planning sees it: inclusive commit_ts range, number of rows, stored bytes."""
 
     @property
@@ -45,7 +45,7 @@ class Span(Protocol):
     def raw_length(self) -> int: ...  # 0 = not known
 
 
-def large_commit(segments: Sequence[Span], *, after: int, raw_bytes: int) -> int | None:
+def large_commit(segments: Sequence[SegmentSpan], *, after: int, raw_bytes: int) -> int | None:
     """The lowest commit_ts above `after` whose segments alone have surely more than `raw_bytes` unpacked.
     `segments` are sorted by lo_ts."""
     commit_ts = held = 0
@@ -61,7 +61,7 @@ def large_commit(segments: Sequence[Span], *, after: int, raw_bytes: int) -> int
 
 
 def plan(
-    segments: Sequence[Span],
+    segments: Sequence[SegmentSpan],
     *,
     after: int,
     upto: int,
@@ -96,7 +96,7 @@ def plan(
     return len(segments), upto
 
 
-def _worth_reading(segments: Sequence[Span], n: int, after: int, upto: int) -> int:
+def _worth_reading(segments: Sequence[SegmentSpan], n: int, after: int, upto: int) -> int:
     """How many of the first `n` segments to read: fewer if these hold nearly all rows of the page in clearly fewer
     bytes. The page then ends below the first one dropped, still above `after`."""
 
@@ -108,7 +108,7 @@ def _worth_reading(segments: Sequence[Span], n: int, after: int, upto: int) -> i
     return fewer if stored[:fewer].sum() <= _BYTES_KEPT * stored.sum() else n
 
 
-def _estimated_rows(segments: Sequence[Span], after: int, end: int) -> float:
+def _estimated_rows(segments: Sequence[SegmentSpan], after: int, end: int) -> float:
     """Estimated number of rows of the segments in (after, end]."""
     lo = np.array([max(s.lo_ts - 1, after) for s in segments], np.int64)
     hi = np.array([s.hi_ts for s in segments], np.int64)

@@ -32,11 +32,11 @@ from reading.formats.rows import (
 from schemas.model import DdlEvent, Table
 from schemas.types import base_type, full_type
 from tistream.codec.row import layout
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 from tistream.ts import physical_ms
 
 _TYPES = {INSERT: b"INSERT", UPDATE: b"UPDATE", DELETE: b"DELETE"}
-_TEXTS = frozenset({Kind.TEXT, Kind.JSON})
+_TEXTS = frozenset({ValueKind.TEXT, ValueKind.JSON})
 _TEXT_BLOBS = frozenset({layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB})
 _SQL_TYPES = {
     layout.TINY: -6,
@@ -170,7 +170,7 @@ def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
 
 
 def _value(field: Field, values: pa.Array) -> Slot:
-    if field.kind is Kind.BINARY:
+    if field.kind is ValueKind.BINARY:
         return quoted(values, JSON_LATIN1_HTML)
     texts = plain_text(field, values)
     return quoted(texts, JSON_HTML) if field.kind in _TEXTS else bare(texts, quote=True)
@@ -178,12 +178,12 @@ def _value(field: Field, values: pa.Array) -> Slot:
 
 def _sql_type(field: Field, values: pa.Array) -> Piece:
     column = field.column
-    if field.kind is Kind.BINARY:
+    if field.kind is ValueKind.BINARY:
         return b"2004"
-    if field.kind is Kind.TEXT and column.tp in _TEXT_BLOBS:
+    if field.kind is ValueKind.TEXT and column.tp in _TEXT_BLOBS:
         return b"2005"
     base = b"%d" % _SQL_TYPES.get(column.tp, _SQL_OTHER)
-    if field.kind is not Kind.UNSIGNED or column.tp not in _WIDER:
+    if field.kind is not ValueKind.UNSIGNED or column.tp not in _WIDER:
         return base
     top, wider = _WIDER[column.tp]
     above = pc.fill_null(pc.greater(values, pa.scalar(top, values.type)), False)

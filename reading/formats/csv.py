@@ -20,12 +20,12 @@ from reading.formats.pieces import HEX, ByteMap, Piece, Slot, bare, base64_text,
 from reading.formats.protocol import Encoder
 from reading.formats.rows import Field, commit_ts, fields_of, main_image, plain_text
 from schemas.model import DdlEvent, Table
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 from tistream.codec.row.text import enum_labels, set_labels
 
 _OPS = {INSERT: "I", UPDATE: "U", DELETE: "D"}
-_UNQUOTED = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT})
-_FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
+_UNQUOTED = frozenset({ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR, ValueKind.BIT})
+_FLOATS = frozenset({ValueKind.FLOAT, ValueKind.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class Csv(Encoder):
         return self._text(self._string(field, values))
 
     def _string(self, field: Field, values: pa.Array) -> pa.Array:
-        if field.kind is Kind.ENUM:
+        if field.kind is ValueKind.ENUM:
             return enum_labels(field.spec, values)
-        if field.kind is Kind.SET:
+        if field.kind is ValueKind.SET:
             return set_labels(field.spec, values)
-        if field.kind is not Kind.BINARY:
+        if field.kind is not ValueKind.BINARY:
             return plain_text(field, values)
         if self.options.binary_encoding_method == "base64":
             return base64_text(values)

@@ -40,7 +40,7 @@ from reading.formats.rows import (
 )
 from schemas.model import DdlEvent
 from tistream.codec.row import layout
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 from tistream.codec.row.text import enum_labels, float_plain, set_labels
 from tistream.ts import physical_ms
 
@@ -52,25 +52,25 @@ _TIMESTAMP_MIN = ((1970 * 13 + 1) << 5 | 1) << 17 | 1  # 1970-01-01 00:00:01, wi
 def value_json(field: Field, values: pa.Array) -> Slot:
     """JSON values of one storage column; null for nulls."""
     kind = field.kind
-    if kind is Kind.TIME:
+    if kind is ValueKind.TIME:
         return _date_or_time(field, values)
-    if kind is Kind.DURATION:
+    if kind is ValueKind.DURATION:
         return bare(pc.divide(values, 1000))
-    if kind is Kind.UNSIGNED and values.type.bit_width == 64:
+    if kind is ValueKind.UNSIGNED and values.type.bit_width == 64:
         return bare(values.view(pa.int64()))
-    if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
+    if kind in (ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR):
         return bare(values)
-    if kind is Kind.DECIMAL:
+    if kind is ValueKind.DECIMAL:
         return json_float(float_plain(as_float(plain_text(field, values)), single=False))
-    if kind in (Kind.FLOAT, Kind.DOUBLE):
+    if kind in (ValueKind.FLOAT, ValueKind.DOUBLE):
         return json_float(plain_text(field, values))
-    if kind is Kind.BIT:
+    if kind is ValueKind.BIT:
         return _bits(field, values)
-    if kind is Kind.BINARY:
+    if kind is ValueKind.BINARY:
         return bare(base64_text(values), quote=True)
-    if kind is Kind.ENUM:
+    if kind is ValueKind.ENUM:
         return quoted(enum_labels(field.spec, values), JSON)
-    if kind is Kind.SET:
+    if kind is ValueKind.SET:
         return quoted(set_labels(field.spec, values), JSON)
     return quoted(plain_text(field, values), JSON)
 

@@ -26,7 +26,7 @@ from reading.formats.protocol import Encoder
 from reading.formats.rows import Field, commit_ts, fields_of, image, json_bytes, json_float, plain_text
 from schemas.model import DdlEvent
 from tistream import ts as tso
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 from tistream.codec.row.text import bit_bytes, enum_labels, set_labels
 
 _TYPES = {INSERT: b"insert", UPDATE: b"update", DELETE: b"delete"}
@@ -101,19 +101,19 @@ def column_values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
 
 def _value(field: Field, values: pa.Array) -> Slot:
     kind = field.kind
-    if kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR):
+    if kind in (ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR):
         return _integer(values)
-    if kind in (Kind.FLOAT, Kind.DOUBLE):
+    if kind in (ValueKind.FLOAT, ValueKind.DOUBLE):
         return json_float(plain_text(field, values))
-    if kind is Kind.VECTOR:
+    if kind is ValueKind.VECTOR:
         return bare(plain_text(field, values))
-    if kind is Kind.BINARY:
+    if kind is ValueKind.BINARY:
         return bare(base64_text(values), quote=True)
-    if kind is Kind.BIT:
+    if kind is ValueKind.BIT:
         return bare(base64_text(bit_bytes(field.spec, values)), quote=True)
-    if kind is Kind.ENUM:
+    if kind is ValueKind.ENUM:
         return quoted(enum_labels(field.spec, values), JSON_ONE_LINE)
-    if kind is Kind.SET:
+    if kind is ValueKind.SET:
         return quoted(set_labels(field.spec, values), JSON_ONE_LINE)
     return quoted(plain_text(field, values), JSON_ONE_LINE)
 

@@ -31,11 +31,13 @@ from reading.formats.rows import (
 )
 from schemas.model import DdlEvent, Table
 from tistream.codec.row import layout
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 
 _ROW, _DDL, _WATERMARK = 1, 2, 3
 _BLOBS = frozenset({layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB})
-_INTEGERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT, Kind.ENUM, Kind.SET})
+_INTEGERS = frozenset(
+    {ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR, ValueKind.BIT, ValueKind.ENUM, ValueKind.SET}
+)
 _FLAG_UNIQUE, _FLAG_MULTIPLE = 4, 8  # of a column in TiDB
 
 
@@ -106,12 +108,12 @@ def _values(table: Table, fields: Sequence[Field], batch: pa.RecordBatch) -> lis
 
 
 def _value(field: Field, values: pa.Array) -> Slot:
-    if field.kind in (Kind.TEXT, Kind.BINARY) and field.column.tp in _BLOBS:
+    if field.kind in (ValueKind.TEXT, ValueKind.BINARY) and field.column.tp in _BLOBS:
         return bare(base64_text(values), quote=True)
-    if field.kind is Kind.BINARY:
+    if field.kind is ValueKind.BINARY:
         return quoted(go_quoted(values), JSON)
     texts = plain_text(field, values)
-    if field.kind in (Kind.FLOAT, Kind.DOUBLE):
+    if field.kind in (ValueKind.FLOAT, ValueKind.DOUBLE):
         return json_float(texts)
     if field.kind in _INTEGERS:
         return bare(texts)

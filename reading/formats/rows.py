@@ -18,12 +18,14 @@ from reading.formats.pieces import Piece, Slot, bare, choice, only, styled_float
 from schemas.actions import Action
 from schemas.layout import row_layout
 from schemas.model import STATE_PUBLIC, Column, Index, Table
-from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import ColumnSpec, ValueKind, kind_of
 from tistream.codec.row.text import float_plain, text
 from tistream.ts import LOGICAL_BITS
 
-_NUMBERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT, Kind.ENUM, Kind.SET})
-_FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
+_NUMBERS = frozenset(
+    {ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR, ValueKind.BIT, ValueKind.ENUM, ValueKind.SET}
+)
+_FLOATS = frozenset({ValueKind.FLOAT, ValueKind.DOUBLE})
 _SINGLE_ACTIONS: dict[int, int] = {Action.RENAME_TABLES: Action.RENAME_TABLE, Action.CREATE_TABLES: Action.CREATE_TABLE}
 
 
@@ -34,7 +36,7 @@ class Field:
     place: int  #: in visible_columns
     column: Column
     spec: ColumnSpec
-    kind: Kind
+    kind: ValueKind
     name_json: bytes  #: with quotes
 
 
@@ -125,7 +127,7 @@ def plain_text(field: Field, values: pa.Array) -> pa.Array:
     if field.kind in _NUMBERS:
         return values
     if field.kind in _FLOATS:
-        return float_plain(values, field.kind is Kind.FLOAT)
+        return float_plain(values, field.kind is ValueKind.FLOAT)
     return text(field.spec, values)
 
 

@@ -32,10 +32,10 @@ from schemas.model import Column, DdlEvent, Index, Table
 from schemas.queries import rename
 from schemas.types import type_name
 from tistream.codec.row import layout
-from tistream.codec.row.layout import Kind
+from tistream.codec.row.layout import ValueKind
 
 _TYPES = {INSERT: b"INSERT", UPDATE: b"UPDATE", DELETE: b"DELETE"}
-_TEXTS = frozenset({Kind.TEXT, Kind.JSON})
+_TEXTS = frozenset({ValueKind.TEXT, ValueKind.JSON})
 _ZEROFILL = 64
 _PASSING_ID = -1  # how TiCDC marks a table under an intermediate name
 
@@ -147,7 +147,7 @@ def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
 
 
 def _value(field: Field, values: pa.Array) -> Slot:
-    if field.kind is Kind.BINARY:
+    if field.kind is ValueKind.BINARY:
         return bare(base64_text(values), quote=True)
     texts = plain_text(field, values)
     if field.column.tp == layout.TIMESTAMP:

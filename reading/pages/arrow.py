@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.core.conform import NO_TABLE, Target, conformed
+from reading.core.conform import NO_TABLE, DeliveredColumns, conformed
 from reading.core.page_rows import only
 from reading.core.split import order_messages
 from reading.formats.lines import BodyTooLarge
@@ -36,7 +36,7 @@ from schemas.history import History
 from schemas.layout import row_layout
 from schemas.lineage import table_ids
 from schemas.model import Table
-from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import ColumnSpec, ValueKind, kind_of
 from tistream.codec.row.native import native, native_type
 from tistream.model import change
 
@@ -119,7 +119,7 @@ def native_page(
     *,
     shown: Shown = as_it_is,
     quarantined: Sequence[Quarantined] = (),
-    target: Target | None = None,
+    target: DeliveredColumns | None = None,
     body_bytes: int | None = None,
 ) -> NativePage:
     """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end` that are
@@ -145,19 +145,19 @@ def native_page(
     return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(bad), end=end)
 
 
-def target_of(history: History, scope: Scope, ts: int, shown: Shown = as_it_is) -> Target:
+def target_of(history: History, scope: Scope, ts: int, shown: Shown = as_it_is) -> DeliveredColumns:
     """The columns that the scope's table has at `ts`; none when there is no such table then."""
     table = history.named(scope.database or "", scope.table or "", ts)
     table = NO_TABLE if table is None or table.kind != "table" else table
-    return Target.at(history, table, ts, shown(table))
+    return DeliveredColumns.at(history, table, ts, shown(table))
 
 
-def no_rows(target: Target) -> pa.Table:
+def no_rows(target: DeliveredColumns) -> pa.Table:
     """No rows, with the target's columns."""
     return _schema(row_layout(target.shown).columns, target.ids).empty_table()
 
 
-def in_columns_of(target: Target, changes: Sequence[TableChanges]) -> pa.Table:
+def in_columns_of(target: DeliveredColumns, changes: Sequence[TableChanges]) -> pa.Table:
     """The changes in page order, in the target's columns."""
     changed = conformed(target, changes)
     table = (
@@ -208,7 +208,7 @@ def _other_columns_from(history: History, rows: pa.Table, scope: Scope, shown: S
 
 def _shape(table: Table) -> _Shape:
     specs = row_layout(table).columns
-    return tuple((s.id, s.name, native_type(s), s.elems if kind_of(s) is Kind.ENUM else ()) for s in specs)
+    return tuple((s.id, s.name, native_type(s), s.elems if kind_of(s) is ValueKind.ENUM else ()) for s in specs)
 
 
 def _schema(specs: Sequence[ColumnSpec], ids: Sequence[int] = ()) -> pa.Schema:

@@ -30,7 +30,7 @@ from reading.kv.texts import plain_texts
 from reading.pages.key_rows import rendered
 from reading.pages.snapshot import check_place
 from reading.rows.scope import Scope
-from reading.served.position import Place, Served, encode_place, read_place
+from reading.served.position import Served, SnapshotPosition, encode_snapshot_position, read_place
 from reading.served.services import Services
 from schemas.bases import of_range
 from tistream import ts as tso
@@ -93,7 +93,7 @@ def read_entries(services: Services, request: EntriesRequest) -> EntriesAnswer:
     entries = state.entries()
     following = None
     if state.last_key is not None:
-        following = encode_place(scope, Place(ts=as_of, table_id=KEY_RANGE, key=state.last_key))
+        following = encode_snapshot_position(scope, SnapshotPosition(ts=as_of, table_id=KEY_RANGE, key=state.last_key))
     return EntriesAnswer(
         content=rendered(entries, request.format, request.selection.form, as_of),
         as_of=as_of,
@@ -126,7 +126,7 @@ def _moment(services: Services, served: Served, text: str) -> int:
     return as_of
 
 
-def _place(cursor: str, scope: Scope, served: Served) -> Place:
+def _place(cursor: str, scope: Scope, served: Served) -> SnapshotPosition:
     place = read_place(cursor, scope)
     if place is None:
         raise CursorInvalid("The cursor is one of changes: rows begin with as_of.")
@@ -134,7 +134,7 @@ def _place(cursor: str, scope: Scope, served: Served) -> Place:
     return place
 
 
-def _remaining(keys: KeyRange | None, place: Place | None) -> KeyRange | None:
+def _remaining(keys: KeyRange | None, place: SnapshotPosition | None) -> KeyRange | None:
     """The keys after the place."""
     return keys if keys is None or place is None else keys.intersect(KeyRange(place.key + b"\0"))
 

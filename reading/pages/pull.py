@@ -35,7 +35,7 @@ from reading.pages.rendering import Rendered, Rendering, json_document
 from reading.pages.request import PullAnswer, PullRequest
 from reading.pages.snapshot import check_place, snapshot_page, start_place
 from reading.pages.tables import Pages, TablePages
-from reading.served.position import Served, encode_cursor, encode_inside, encode_place, locate
+from reading.served.position import Served, encode_cursor, encode_inside, encode_snapshot_position, locate
 from reading.served.services import Services
 from tistream.errors import InvalidInput
 from tistream.limits import PATTERNS_S_MAX
@@ -146,7 +146,9 @@ def _snapshot(
             held=held,
         )
     after = page.place
-    next_cursor = encode_cursor(request.scope, place.ts) if after is None else encode_place(request.scope, after)
+    next_cursor = (
+        encode_cursor(request.scope, place.ts) if after is None else encode_snapshot_position(request.scope, after)
+    )
     rendered = page.rendered
     _BYTES_OUT.inc(rendered.content.size)
     content = (

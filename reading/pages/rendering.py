@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import TableChanges
-from reading.core.conform import Target
+from reading.core.conform import DeliveredColumns
 from reading.core.inside import Inside
 from reading.core.page_rows import bytes_of, only
 from reading.core.split import order_inside, order_messages
@@ -181,7 +181,7 @@ class Rendering:
         empty = arrow.empty(history, self.scope, ts, self.filter.shown) if target is None else arrow.no_rows(target)
         return arrow.ipc(empty, self.buffers)
 
-    def _target(self, history: History) -> Target | None:
+    def _target(self, history: History) -> DeliveredColumns | None:
         if self.schema_ts is None:
             return None
         return arrow.target_of(history, self.scope, self.schema_ts, self.filter.shown)

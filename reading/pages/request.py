@@ -13,7 +13,7 @@ from reading.filters import NO_FILTER, Filter
 from reading.kv.selection import Selection
 from reading.rows.scope import Scope
 from reading.served.position import (
-    Place,
+    SnapshotPosition,
     read_place,
 )
 
@@ -38,7 +38,7 @@ class PullRequest:
     schema_ts: str | None = None  #: `arrow` of one table: its columns as of here, for all pages
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> SnapshotPosition | None:
         """Where the cursor lies inside a snapshot."""
         return None if self.cursor is None else read_place(self.cursor, self.scope)
 

@@ -29,7 +29,7 @@ from reading.filters.select import passing_rows
 from reading.log.memory import Held
 from reading.pages.rendering import Rendered, Rendering
 from reading.rows.scope import Scope, check_names, wanted
-from reading.served.position import Place, Served
+from reading.served.position import Served, SnapshotPosition
 from reading.served.services import Services
 from schemas.history import History
 from schemas.layout import row_layout
@@ -58,11 +58,13 @@ class SnapshotPage:
     """A rendered page."""
 
     rendered: Rendered
-    place: Place | None  #: what comes next; None after the last row
+    place: SnapshotPosition | None  #: what comes next; None after the last row
     left_out: tuple[tuple[str, LeftOut], ...]  #: (database.table, column) of the tables of the page
 
 
-def start_place(services: Services, scope: Scope, filter: Filter, served: Served, as_of: str | None) -> Place:
+def start_place(
+    services: Services, scope: Scope, filter: Filter, served: Served, as_of: str | None
+) -> SnapshotPosition:
     """The first place of a new snapshot. Errors of any of its tables come here, before the first row."""
     history, now_ms = served.known_history, services.clock.unix_ms()
     ts = served.resolved if as_of is None else served.parse_ts(as_of, now_ms)
@@ -78,10 +80,10 @@ def start_place(services: Services, scope: Scope, filter: Filter, served: Served
         history.find_base_table(scope.database, scope.table, ts)
     filter.check_names(history, scope, ts, ts)
     check_tables(services, scope.tenant, history, [filter.asked(t) for t in _tables(history, scope, filter, ts)], ts)
-    return Place(ts=ts, table_id=0, key=b"")
+    return SnapshotPosition(ts=ts, table_id=0, key=b"")
 
 
-def check_place(served: Served, place: Place) -> None:
+def check_place(served: Served, place: SnapshotPosition) -> None:
     """SnapshotLost when the rest of the snapshot cannot be read as its beginning was."""
     ts, earliest = place.ts, served.row.earliest_ts
     if served.history is not None:
@@ -102,7 +104,7 @@ def snapshot_page(
     scope: Scope,
     filter: Filter,
     rendering: Rendering,
-    place: Place,
+    place: SnapshotPosition,
     *,
     history: History,
     upto: int,
@@ -116,11 +118,11 @@ def snapshot_page(
     missing: list[tuple[str, LeftOut]] = []
     tables = [table for table in _tables(history, scope, filter, ts) if table.id >= place.table_id]
     count = size = looked_at = 0
-    following: Place | None = None
+    following: SnapshotPosition | None = None
     for n, table in enumerate(tables):
         after = place.key if table.id == place.table_id else b""
         if n == _TABLES_MAX or count >= limit or looked_at >= _LOOKED_AT_MAX or size >= _HELD_BYTES:
-            following = Place(ts=ts, table_id=table.id, key=after)
+            following = SnapshotPosition(ts=ts, table_id=table.id, key=after)
             break
         if filter.columns is None:
             missing += [(f"{table.db}.{table.name}", column) for column in left_out(table)]
@@ -131,7 +133,7 @@ def snapshot_page(
                 room = max(room, not parts)  # one row always fits
                 is_full = len(block.changes) > room
                 if is_full and not room:
-                    following = Place(ts=ts, table_id=table.id, key=after)
+                    following = SnapshotPosition(ts=ts, table_id=table.id, key=after)
                     break
                 if is_full:
                     block, last = _head(block, room)
@@ -141,7 +143,7 @@ def snapshot_page(
                 count, size = count + len(block.changes), size + more
                 looked_at, after = looked_at + seen, last
                 if is_full or count >= limit or looked_at >= _LOOKED_AT_MAX or size >= _HELD_BYTES:
-                    following = Place(ts=ts, table_id=table.id, key=last)
+                    following = SnapshotPosition(ts=ts, table_id=table.id, key=last)
                     break
         if following is not None:
             break

@@ -43,7 +43,7 @@ class SplitRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PullSplit:
     """The changes in (start_ts, end_ts] of the scope; `cursor` is at start_ts."""
 
     cursor: str
@@ -53,10 +53,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SplitPlan:
     """Consecutive parts without gaps."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PullSplit, ...]
     cursor: str
     start_ts: int
     next_cursor: str
@@ -70,7 +70,7 @@ class Plan:
         return sum(part.rows for part in self.parts)
 
 
-def plan(services: Services, request: SplitRequest) -> Plan:
+def plan(services: Services, request: SplitRequest) -> SplitPlan:
     """Plan against the newest served state. Raises as a pull from the same position."""
     scope = request.scope
     served = services.served(scope.tenant).within(scope.within)
@@ -109,7 +109,7 @@ def _end_of_page(
         return int(str(e.facts["commit_ts"]))
 
 
-def _from(request: SplitRequest, asked: Interval, plan_: Plan) -> Plan:
+def _from(request: SplitRequest, asked: Interval, plan_: SplitPlan) -> SplitPlan:
     """The plan from the cursor on, also from one inside a commit. The rest of the commit is in the first part; a plan
     without parts stays at the cursor."""
     cursor = request.cursor
@@ -130,13 +130,13 @@ def _plan(
     *,
     has_more: bool,
     request: SplitRequest,
-) -> Plan:
+) -> SplitPlan:
     within = [s for s in segments if s.lo_ts <= end]
     cuts = cut_points(within, after=after, upto=end, parts=request.parts, part_bytes=request.part_bytes)
     bounds = [after, *cuts, end] if end > after else []
-    return Plan(
+    return SplitPlan(
         parts=tuple(
-            Part(cursor=cursor(a), start_ts=a, end_ts=b, rows=estimated_rows(within, after=a, upto=b))
+            PullSplit(cursor=cursor(a), start_ts=a, end_ts=b, rows=estimated_rows(within, after=a, upto=b))
             for a, b in itertools.pairwise(bounds)
         ),
         cursor=cursor(after),
@@ -148,7 +148,7 @@ def _plan(
     )
 
 
-def shown(plan_: Plan) -> dict[str, Any]:
+def shown(plan_: SplitPlan) -> dict[str, Any]:
     """A plan as JSON; timestamps are text."""
     return {
         "parts": [

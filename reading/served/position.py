@@ -107,7 +107,7 @@ class Interval:
     inside: Inside | None = None  #: where reading continues inside the commit that follows `after`
 
 
-class Position(Protocol):
+class RequestedRange(Protocol):
     """The part of a request that says where to start and end. `cursor` wins over `start_ts`."""
 
     @property
@@ -172,7 +172,7 @@ def numbers_of_cursor(values: Sequence[object]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SnapshotPosition:
     """A place inside a snapshot: every row up to `key` of this table, and of the tables before it, is delivered."""
 
     ts: int  #: of the snapshot
@@ -180,7 +180,7 @@ class Place:
     key: bytes
 
 
-def encode_place(scope: Scope, place: Place) -> str:
+def encode_snapshot_position(scope: Scope, place: SnapshotPosition) -> str:
     """The cursor of a place inside a snapshot of `scope`."""
     return _encoded(scope, place.ts, place.table_id, place.key.hex())
 
@@ -190,11 +190,11 @@ class Cursor:
     """A decoded cursor. At most one of `place` and `inside` is set."""
 
     ts: int  #: everything at or below it is delivered; of a snapshot its timestamp
-    place: Place | None = None  #: inside a snapshot
+    place: SnapshotPosition | None = None  #: inside a snapshot
     inside: Inside | None = None  #: inside the commit that follows `ts`
 
 
-def read_place(text: str, scope: Scope) -> Place | None:
+def read_place(text: str, scope: Scope) -> SnapshotPosition | None:
     """The place of a cursor inside a snapshot; None for a cursor among changes. CursorInvalid as `decode_cursor`."""
     return _decoded(text, scope).place
 
@@ -223,7 +223,7 @@ def _decoded(text: str, scope: Scope) -> Cursor:
         elif more:
             table_id, key = more
             numbers_of_cursor((table_id,))
-            place = Place(ts=at, table_id=table_id, key=bytes.fromhex(key))
+            place = SnapshotPosition(ts=at, table_id=table_id, key=bytes.fromhex(key))
             cursor = Cursor(ts=at, place=place)
         else:
             cursor = Cursor(ts=at)
@@ -263,7 +263,7 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
     return min(max(0, tso.compose((when - _EPOCH) // timedelta(milliseconds=1))), _NUMBER_MAX)
 
 
-def locate(request: Position, served: Served, now_ms: int, *, plans: bool = False) -> Interval:
+def locate(request: RequestedRange, served: Served, now_ms: int, *, plans: bool = False) -> Interval:
     """The requested part of what is served. `plans`: for a reader that looks for an end to read up to.
 
     Names are checked where a read starts, not where it resumes: a reader of a dropped table continues to get empty

@@ -27,7 +27,7 @@ from schemas.history import History
 from schemas.ids import NamedIds
 from schemas.model import Table
 from schemas.saved import dumps, exact, frame
-from schemas.snapshot import Found, OfTable, SnapshotReader, pushed_schema
+from schemas.snapshot import OfTable, ParsedSnapshot, SnapshotReader, pushed_schema
 from schemas.start import Entry, block_ids
 from tistream.errors import CorruptObject
 from tistream.limits import (
@@ -120,7 +120,7 @@ class _Packed:
         return self.entry.partition_ids or (self.entry.id,)
 
 
-def _read(data: bytes, reader: SnapshotReader[T]) -> Found[T]:
+def _read(data: bytes, reader: SnapshotReader[T]) -> ParsedSnapshot[T]:
     """What a zstd object says. CorruptObject with the place of the fault."""
     try:
         while not reader.complete:  # once more if the tables came before the databases that they name

@@ -30,7 +30,7 @@ from schemas import fields
 from schemas.ddl import Job, parse_job
 from schemas.history import History
 from schemas.layout import row_layout
-from schemas.meta import Definition, Step, read_meta, steps_of
+from schemas.meta import Definition, MetaCommit, read_meta, steps_of
 from schemas.model import Table
 from schemas.registry.history_store import HistoryStore
 from schemas.registry.pushed import history_of
@@ -71,7 +71,7 @@ class JobSource(Protocol):
         """The schema watermark: every step up to it is in the committed log."""
         ...
 
-    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[Step]:
+    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[MetaCommit]:
         """The steps in (after_ts, upto_ts], in apply order."""
         ...
 
@@ -237,7 +237,7 @@ class CommittedSteps:
         ]
         return min(durable_timestamps, default=0)
 
-    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[Step]:
+    def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> list[MetaCommit]:
         jobs: list[Job] = []
         definitions: list[Definition] = []
         for segment in self._segments(tenant, after_ts, upto_ts):

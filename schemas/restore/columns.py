@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.restore.parser import NOW, SPECIAL, Parser, Unsupported
-from schemas.restore.tokens import Kind
+from schemas.restore.tokens import TokenKind
 
 _INTEGERS = {
     "TINYINT": "TINYINT", "INT1": "TINYINT", "SMALLINT": "SMALLINT", "INT2": "SMALLINT", "MEDIUMINT": "MEDIUMINT",
@@ -149,10 +149,10 @@ def default(p: Parser) -> str:
     if p.accept("("):
         return _in_brackets(p)
     token = p.next
-    if token.kind is Kind.WORD and token.upper in NOW:
+    if token.kind is TokenKind.WORD and token.upper in NOW:
         return p.now()
     if (
-        token.kind in (Kind.STRING, Kind.NUMBER, Kind.BITS)
+        token.kind in (TokenKind.STRING, TokenKind.NUMBER, TokenKind.BITS)
         or token.upper in ("NULL", "TRUE", "FALSE", "-", "+")
         or token.value.startswith("_")
     ):
@@ -164,7 +164,7 @@ def _in_brackets(p: Parser) -> str:
     """A function as a default value; a sequence has brackets already."""
     if p.next.upper == "NEXTVAL":
         text = default(p)
-    elif p.next.kind is Kind.WORD and p.ahead(1).upper == "(" and p.next.upper not in NOW | SPECIAL:
+    elif p.next.kind is TokenKind.WORD and p.ahead(1).upper == "(" and p.next.upper not in NOW | SPECIAL:
         text = f"({p.call()})"
     else:
         raise Unsupported(p.next.value)

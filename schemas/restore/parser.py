@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection
 
 from schemas.queries import quoted
-from schemas.restore.tokens import END, Kind, Token, Unsupported, tokens
+from schemas.restore.tokens import END, Token, TokenKind, Unsupported, tokens
 
 __all__ = ["NOW", "SPECIAL", "Parser", "Unsupported", "text_of"]
 
@@ -80,7 +80,7 @@ class Parser:
     def one_of(self, words: Collection[str]) -> str:
         """One of these keywords, in upper case; empty when none comes next."""
         word = self.next.upper
-        if self.next.kind is not Kind.WORD or word not in words:
+        if self.next.kind is not TokenKind.WORD or word not in words:
             return ""
         self._at += 1
         return word
@@ -93,7 +93,7 @@ class Parser:
 
     def raw_name(self) -> str:
         token = self.take()
-        if token.kind not in (Kind.WORD, Kind.QUOTED):
+        if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
             raise Unsupported(token.value)
         return token.value
 
@@ -111,21 +111,21 @@ class Parser:
 
     def number(self) -> str:
         token = self.take()
-        if token.kind is not Kind.NUMBER or not token.value.isdecimal():
+        if token.kind is not TokenKind.NUMBER or not token.value.isdecimal():
             raise Unsupported(token.value)
         return str(int(token.value))
 
     def string(self) -> str:
         """A string without a charset."""
         token = self.take()
-        if token.kind is not Kind.STRING:
+        if token.kind is not TokenKind.STRING:
             raise Unsupported(token.value)
         return text_of(token.value)
 
     def charset_name(self) -> str:
         """Name of a charset or collation."""
         token = self.take()
-        if token.kind is Kind.SIGN or not re.fullmatch(r"\w+", token.value):
+        if token.kind is TokenKind.SIGN or not re.fullmatch(r"\w+", token.value):
             raise Unsupported(token.value)
         return token.value
 
@@ -152,14 +152,14 @@ class Parser:
             if sign in _TIGHT or sign == "<>":
                 self.take()
                 text += _SAME.get(sign, sign) + self._operand()
-            elif self.next.kind is not Kind.QUOTED and (sign in _SPACED or sign == "&&"):
+            elif self.next.kind is not TokenKind.QUOTED and (sign in _SPACED or sign == "&&"):
                 self.take()
                 joined = _SAME.get(sign, sign)
                 text += (joined if joined == "%" else f" {joined} ") + self._operand()
             elif self.accept("IS"):
                 text += " IS NOT NULL" if self.accept("NOT") else " IS NULL"
                 self.expect("NULL")
-            elif sign in ("IN", "BETWEEN", "LIKE", "NOT") and self.next.kind is Kind.WORD:
+            elif sign in ("IN", "BETWEEN", "LIKE", "NOT") and self.next.kind is TokenKind.WORD:
                 text += self._predicate()
             else:
                 return text
@@ -182,42 +182,42 @@ class Parser:
 
     def _arithmetic(self) -> str:
         text = self._operand()
-        while self.next.kind is Kind.SIGN and self.next.value in "+-*/%":
+        while self.next.kind is TokenKind.SIGN and self.next.value in "+-*/%":
             text += self.take().value + self._operand()
         return text
 
     def _operand(self) -> str:
         token = self.next
-        if token.kind is Kind.SIGN:
+        if token.kind is TokenKind.SIGN:
             if self.accept("("):
                 if self.next.upper in ("SELECT", "WITH"):
                     raise Unsupported("a query inside an expression")
                 text = self.expression()
                 self.expect(")")
                 return f"({text})"
-            if token.value in ("-", "+") and self.ahead(1).kind is Kind.NUMBER:
+            if token.value in ("-", "+") and self.ahead(1).kind is TokenKind.NUMBER:
                 return self.take().value + self._literal(self.take())
             raise Unsupported(token.value)
-        if token.kind in (Kind.STRING, Kind.NUMBER, Kind.BITS):
+        if token.kind in (TokenKind.STRING, TokenKind.NUMBER, TokenKind.BITS):
             return self._literal(self.take())
         word = token.upper
-        if token.kind is Kind.WORD and word in ("NULL", "TRUE", "FALSE"):
+        if token.kind is TokenKind.WORD and word in ("NULL", "TRUE", "FALSE"):
             self.take()
             return word
-        if token.kind is Kind.WORD and word in NOW and (self.ahead(1).upper == "(" or word != "NOW"):
+        if token.kind is TokenKind.WORD and word in NOW and (self.ahead(1).upper == "(" or word != "NOW"):
             return self.now()
-        if token.kind is Kind.WORD and word in SPECIAL:
+        if token.kind is TokenKind.WORD and word in SPECIAL:
             raise Unsupported(token.value)
-        if token.kind is Kind.WORD and self.ahead(1).kind is Kind.STRING:
+        if token.kind is TokenKind.WORD and self.ahead(1).kind is TokenKind.STRING:
             return self._introduced()
-        if token.kind is Kind.WORD and self.ahead(1).upper == "(":
+        if token.kind is TokenKind.WORD and self.ahead(1).upper == "(":
             return self.call()
         return self.column()
 
     def literal(self) -> str:
         """A constant, with its sign."""
         word = self.next.upper
-        if self.next.kind is Kind.WORD and word not in ("NULL", "TRUE", "FALSE") and not word.startswith("_"):
+        if self.next.kind is TokenKind.WORD and word not in ("NULL", "TRUE", "FALSE") and not word.startswith("_"):
             raise Unsupported(word)
         return self._operand()
 
@@ -233,7 +233,7 @@ class Parser:
         self.take()
         digits = ""
         if self.accept("("):
-            digits = self.number() if self.next.kind is Kind.NUMBER else ""
+            digits = self.number() if self.next.kind is TokenKind.NUMBER else ""
             self.expect(")")
         return f"CURRENT_TIMESTAMP({digits})"
 
@@ -259,11 +259,11 @@ class Parser:
         return charset + self._literal(self.take()).removeprefix(self.introducer)
 
     def _literal(self, token: Token) -> str:
-        if token.kind is Kind.STRING:
-            if self.next.kind is Kind.STRING or self.next.upper == "COLLATE":
+        if token.kind is TokenKind.STRING:
+            if self.next.kind is TokenKind.STRING or self.next.upper == "COLLATE":
                 raise Unsupported("a string with more behind it")
             return self.introducer + text_of(token.value)
-        if token.kind is Kind.NUMBER:
+        if token.kind is TokenKind.NUMBER:
             if not re.fullmatch(r"\d+(\.\d+)?", token.value):
                 raise Unsupported(token.value)
             whole, _, fraction = token.value.partition(".")
@@ -277,7 +277,7 @@ class Parser:
         """`column + INTERVAL number unit`, of a TTL."""
         column = self.name()
         self.expect("+", "INTERVAL")
-        value = self.string() if self.next.kind is Kind.STRING else self.number()
+        value = self.string() if self.next.kind is TokenKind.STRING else self.number()
         unit = self.one_of(_UNITS)
         if not unit or value.startswith("'"):
             raise Unsupported("an interval")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.restore.parser import Parser, Unsupported
-from schemas.restore.tokens import Kind
+from schemas.restore.tokens import TokenKind
 
 _TTL_OFF = "/*T![ttl] TTL_ENABLE = 'OFF' */"
 
@@ -47,7 +47,7 @@ def _begins(word: str, second: str) -> bool:
 
 
 def _option(p: Parser) -> Option | None:
-    if p.next.kind is not Kind.WORD or p.next.upper not in _FIRST:
+    if p.next.kind is not TokenKind.WORD or p.next.upper not in _FIRST:
         return None
     p.accept("DEFAULT")
     if p.accept("CHARACTER", "SET") or p.accept("CHARSET"):

@@ -33,7 +33,7 @@ class Unsupported(Exception):
     """The statement has something that this package does not know."""
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     WORD = "word"  #: a keyword or a name
     QUOTED = "quoted"  #: a name
     STRING = "string"
@@ -45,16 +45,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: Kind
+    kind: TokenKind
     value: str  #: of a word, number or sign as it is written; of a name or string without quotes and escapes
 
     @property
     def upper(self) -> str:
         """The word for comparison with keywords; empty for anything but words and signs."""
-        return self.value.upper() if self.kind in (Kind.WORD, Kind.SIGN) else ""
+        return self.value.upper() if self.kind in (TokenKind.WORD, TokenKind.SIGN) else ""
 
 
-END = Token(Kind.END, "")
+END = Token(TokenKind.END, "")
 
 
 def tokens(text: str, sql_mode: int) -> list[Token]:
@@ -73,19 +73,19 @@ def tokens(text: str, sql_mode: int) -> list[Token]:
         elif kind == "string":
             read.append(_string(raw, sql_mode))
         elif kind == "quoted":
-            read.append(Token(Kind.QUOTED, raw[1:-1].replace("``", "`")))
+            read.append(Token(TokenKind.QUOTED, raw[1:-1].replace("``", "`")))
         elif kind != "skip":
-            read.append(Token(Kind(kind), raw))
+            read.append(Token(TokenKind(kind), raw))
     return read
 
 
 def _string(raw: str, sql_mode: int) -> Token:
     quote, body = raw[0], raw[1:-1]
     if quote == '"' and sql_mode & ANSI_QUOTES:
-        return Token(Kind.QUOTED, body.replace('""', '"'))
+        return Token(TokenKind.QUOTED, body.replace('""', '"'))
     if "\\" in body and sql_mode & NO_BACKSLASH_ESCAPES:
         raise Unsupported("a backslash that is no escape")
     plain = re.sub(
         r"\\(.)|" + quote * 2, lambda m: quote if m[1] is None else _ESCAPES.get(m[1], m[1]), body, flags=re.S
     )
-    return Token(Kind.STRING, plain)
+    return Token(TokenKind.STRING, plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.queries import quoted
 from schemas.restore.parser import Parser, Unsupported
-from schemas.restore.tokens import Kind
+from schemas.restore.tokens import TokenKind
 
 #: words that follow a table or a field, so none of them is its alias
 _AFTER_TABLE = frozenset([
@@ -61,7 +61,7 @@ def _definer(p: Parser) -> str:
 
 def _user(p: Parser) -> str:
     token = p.take()
-    if token.kind not in (Kind.STRING, Kind.QUOTED, Kind.WORD):
+    if token.kind not in (TokenKind.STRING, TokenKind.QUOTED, TokenKind.WORD):
         raise Unsupported(token.value)
     return quoted(token.value)
 
@@ -117,9 +117,9 @@ def _alias(p: Parser, words: frozenset[str]) -> str:
     if p.accept("AS"):
         return p.name()
     token = p.next
-    if token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.upper not in words):
+    if token.kind is TokenKind.QUOTED or (token.kind is TokenKind.WORD and token.upper not in words):
         return p.name()
-    if token.kind is Kind.STRING:
+    if token.kind is TokenKind.STRING:
         raise Unsupported("a string as an alias")
     return ""
 

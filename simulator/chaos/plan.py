@@ -31,7 +31,7 @@ class Harm(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class PlannedHarm:
     """Harm to one target, from `at_s` on, for `lasts_s`; seconds since the start."""
 
     at_s: float
@@ -84,12 +84,12 @@ CONTROL = (Choice(harm=Harm.CUT, weight=1, lasts_s=(0.0, 0.0)), Choice(harm=Harm
 
 def schedule(
     seed: int, seconds: float, targets: Mapping[str, Sequence[Choice]], *, every_s: float = 5.0
-) -> Iterator[Event]:
+) -> Iterator[PlannedHarm]:
     """Events in the order of their beginnings, about one in `every_s`, all of them over within `seconds`."""
     rand = random.Random(seed)
     kinds = [(target, choice) for target, choices in targets.items() for choice in choices]
     weights = [choice.weight for _, choice in kinds]
-    going: list[Event] = []
+    going: list[PlannedHarm] = []
     at_s = 0.0
     while True:
         at_s += rand.uniform(0.2, 1.8) * every_s
@@ -97,7 +97,7 @@ def schedule(
         target, choice = rand.choices(kinds, weights)[0]
         step_s = rand.choice((-3600.0, -30.0, 30.0, 3600.0)) if choice.harm is Harm.CLOCK else 0.0
         lasts_s = rand.uniform(*choice.lasts_s)
-        event = Event(at_s=at_s, lasts_s=lasts_s, harm=choice.harm, target=target, step_s=step_s)
+        event = PlannedHarm(at_s=at_s, lasts_s=lasts_s, harm=choice.harm, target=target, step_s=step_s)
         if at_s >= seconds:
             return
         if event.end_s > seconds or len(going) >= OVERLAP_MAX or any(e.target == target for e in going):

@@ -19,7 +19,7 @@ from typing import Self
 import orjson
 import zstandard
 
-from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, PROCESS, Choice, Event, Harm
+from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, PROCESS, Choice, Harm, PlannedHarm
 from simulator.chaos.servers.durable_s3 import DurableS3
 from simulator.chaos.servers.fake_clock import FakeClock
 from simulator.chaos.servers.mariadb import MariaDBServer
@@ -29,7 +29,7 @@ from simulator.chaos.servers.s3server import CREDENTIALS
 from simulator.chaos.servers.services import Services
 from simulator.hostile import HOSTILE
 from simulator.judging.core.takeover import Item
-from simulator.profiles import DEFAULT, Profile, weights
+from simulator.profiles import DEFAULT, WorkloadProfile, weights
 from simulator.serve.content import workload_cluster
 from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
@@ -97,7 +97,7 @@ class Rig:
         """Everything, by name."""
         return {**dict.fromkeys(self.processes, PROCESS), "database": DATABASE, "bucket": BUCKET, "control": CONTROL}
 
-    def begin(self, event: Event) -> None:
+    def begin(self, event: PlannedHarm) -> None:
         """Do the harm."""
         process, proxy = self.processes.get(event.target), self._proxies.get(event.target)
         match event.harm, process, proxy:
@@ -116,7 +116,7 @@ class Rig:
             case _:
                 raise ValueError(f"no such fault: {event}")
 
-    def end(self, event: Event) -> None:
+    def end(self, event: PlannedHarm) -> None:
         """Let it be over."""
         process, proxy = self.processes.get(event.target), self._proxies.get(event.target)
         if event.harm is Harm.CLOCK:
@@ -257,7 +257,7 @@ _ACTIONS = weights(
 )
 
 
-def _profile(size: Size) -> Profile:
+def _profile(size: Size) -> WorkloadProfile:
     """A load that leaves the machine room for all the processes."""
     return replace(DEFAULT, name="chaos", stores=STORES, tables=size.tables, rows=size.rows, hot=0.1, actions=_ACTIONS)
 

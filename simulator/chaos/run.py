@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.chaos.plan import Event, Harm, schedule
+from simulator.chaos.plan import Harm, PlannedHarm, schedule
 from simulator.chaos.rig import TENANT, Rig, Size
 from simulator.judging.core.judge import Content, Judge, Version, truth_of
 from simulator.judging.core.takeover import Takeovers, percentile
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class ChaosReport:
     """The report of a run."""
 
     seed: int
@@ -84,7 +84,7 @@ class Report:
         return {**asdict(self), "held": self.held}
 
 
-def run(seconds: float, seed: int, size: Size, say: Say, *, every_s: float = 5.0, stop: threading.Event) -> Report:
+def run(seconds: float, seed: int, size: Size, say: Say, *, every_s: float = 5.0, stop: threading.Event) -> ChaosReport:
     """Run for `seconds`; `stop` ends it early, with the report so far."""
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="tistream-chaos-") as folder:
@@ -99,14 +99,14 @@ class _Run:
     ) -> None:
         self._rig, self._clock, self._say, self._stop = rig, clock, say, stop
         self._seconds = seconds
-        self._report = Report(seed=seed, seconds=seconds)
+        self._report = ChaosReport(seed=seed, seconds=seconds)
         self._schedule = schedule(seed, seconds, rig.targets(), every_s=every_s)
         self._takeovers = Takeovers()
         self._lags: list[float] = []
-        self._going: list[Event] = []
+        self._going: list[PlannedHarm] = []
         self._counts: Counter[str] = Counter()
 
-    def report(self) -> Report:
+    def report(self) -> ChaosReport:
         urls = self._rig.api_urls
         readers = [
             Reader(f"reader-{n + 1}", urls[n % len(urls) :] + urls[: n % len(urls)], TENANT, self._clock, TABLES)
@@ -141,7 +141,7 @@ class _Run:
         for event in list(self._going):
             self._end(event)
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: PlannedHarm) -> None:
         self._say(str(event))
         self._counts[f"{event.harm} {event.target.partition('-')[0]}"] += 1
         try:
@@ -155,7 +155,7 @@ class _Run:
         if event.target == "database" and event.harm in _DATABASE_AWAY:
             self._takeovers.void()
 
-    def _end(self, event: Event) -> None:
+    def _end(self, event: PlannedHarm) -> None:
         self._going.remove(event)
         self._rig.end(event)
         if event.harm is Harm.PAUSE:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reading.log import read_leases
-from simulator.dst.database import Database
+from simulator.dst.database import SimDatabase
 from simulator.dst.job_rules import JobRules
 from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
@@ -74,7 +74,7 @@ class CatalogRules:
     """The rules of one run's catalog. `objects` is the bucket."""
 
     def __init__(
-        self, database: Database, objects: Mapping[str, tuple[bytes, int]], violated: Callable[[str], None]
+        self, database: SimDatabase, objects: Mapping[str, tuple[bytes, int]], violated: Callable[[str], None]
     ) -> None:
         self._database, self._objects, self._violated = database, objects, violated
         self._tasks: dict[int, _Task] = {}

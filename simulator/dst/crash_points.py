@@ -7,7 +7,7 @@
               and each side of it: the same run, and a second process is killed
 
 The supervisor restarts a killed process; in `crash-takeover` only after others took over. There are no other faults,
-and the oracle checks each run completely. `Plan` says what is enumerated. Scenario, seed and mutant determine
+and the oracle checks each run completely. `CrashPlan` says what is enumerated. Scenario, seed and mutant determine
 everything: a point that fails fails always.
 """
 
@@ -72,7 +72,7 @@ SCENARIOS: dict[str, Profile] = PROFILES | {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CrashPlan:
     """The points to enumerate."""
 
     scenario: str = "crash"
@@ -90,7 +90,7 @@ class Plan:
         return points[offset % self.every :: self.every]
 
 
-PAIRS = Plan(scenario="crash-pairs", seed=6, pairs=True, sides=(Side.BEFORE, Side.AFTER), signs_of_life=False)
+PAIRS = CrashPlan(scenario="crash-pairs", seed=6, pairs=True, sides=(Side.BEFORE, Side.AFTER), signs_of_life=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +144,13 @@ class Tally:
         )
 
 
-def play(plan: Plan, points: tuple[Point, ...]) -> Outcome:
+def play(plan: CrashPlan, points: tuple[Point, ...]) -> Outcome:
     """One run of the scenario in which processes die at these points."""
     with MUTANTS[plan.mutant].patch() if plan.mutant else nullcontext():
         return run(plan.seed, SCENARIOS[plan.scenario], points=points, without=frozenset({"bounds"}))
 
 
-def enumerate_points(plan: Plan, *, jobs: int = 1, stop_at_first: bool = False) -> Iterator[Tally]:
+def enumerate_points(plan: CrashPlan, *, jobs: int = 1, stop_at_first: bool = False) -> Iterator[Tally]:
     """The tally as it grows, the same object again and again; the last one is the result. The first one is that of the
     run without crashes, and the only one when that does not hold already."""
     calm = play(plan, ())
@@ -166,7 +166,7 @@ def enumerate_points(plan: Plan, *, jobs: int = 1, stop_at_first: bool = False) 
             return
 
 
-def _parts(plan: Plan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
+def _parts(plan: CrashPlan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
     if jobs == 1:
         yield from (_from(plan, first, offset) for offset, first in enumerate(firsts))
         return
@@ -174,7 +174,7 @@ def _parts(plan: Plan, firsts: list[Point], jobs: int) -> Iterator[Tally]:
         yield from (f.result() for f in [pool.submit(_from, plan, first, at) for at, first in enumerate(firsts)])
 
 
-def _from(plan: Plan, first: Point, offset: int) -> Tally:
+def _from(plan: CrashPlan, first: Point, offset: int) -> Tally:
     """One single point, and the pairs that begin with it."""
     tally = Tally()
     outcome = play(plan, (first,))

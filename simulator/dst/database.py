@@ -36,7 +36,7 @@ _DAY_MS = 86_400_000.0
 _ALIVE = ("UPDATE leader SET heartbeat_ms", "UPDATE workers SET state=CASE")  # "I am still there"
 
 
-class Database:
+class SimDatabase:
     """One run's database. There is one engine in a process, so there is one run at a time."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Database:
 class SimCatalog(Catalog):
     """One process's way to the database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SimDatabase) -> None:
         self._db = database
         self._engine = database.engine
 
@@ -198,7 +198,7 @@ class SimCatalog(Catalog):
 
 
 @contextmanager
-def _begun(database: Database, begin: str) -> Iterator[Connection]:
+def _begun(database: SimDatabase, begin: str) -> Iterator[Connection]:
     """The run's one connection, in a transaction: no other task runs until it ends."""
     database.raw.execute(begin)
     try:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dispatcher.exchange import Exchange
+from dispatcher.exchange import ExchangeServer
 from dispatcher.flight_server import send_by, serve
 from dispatcher.worker import DispatcherWorker
 from simulator.dst import threads
@@ -133,6 +133,6 @@ class Side:
 
 def _answer(worker: DispatcherWorker, clock: Clock, side: Side) -> None:
     """A thread of the dispatcher's process that answers an exchange."""
-    serve(Exchange(worker, partial(send_by, side), clock), side)
+    serve(ExchangeServer(worker, partial(send_by, side), clock), side)
     with suppress(ConnectionError):
         side.close()

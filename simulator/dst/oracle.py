@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from dispatcher.subscription import Subscription
 from simulator.dst.catalog_rules import DELETED, CatalogRules
-from simulator.dst.database import Database
+from simulator.dst.database import SimDatabase
 from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.transactions import CommittedRow
@@ -58,7 +58,7 @@ class Oracle:
     def __init__(
         self,
         committed: Sequence[CommittedRow],
-        database: Database,
+        database: SimDatabase,
         tell: Callable[[str], None],
         shows: Callable[[CommittedRow], bool] = lambda row: True,
     ) -> None:

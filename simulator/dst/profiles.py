@@ -31,7 +31,7 @@ class Profile:
     about: str
     actions: int = 300  #: upstream actions
     action_s: float = 0.04  #: mean time between two
-    upstream: upstream.Profile = upstream.TINY
+    upstream: upstream.WorkloadProfile = upstream.TINY
     raw: RawProfile | None = None  #: the upstream is written with RawKV, and the tenant is a keyspace of it
     dispatchers: int = 2
     sorters: int = 2

@@ -22,13 +22,13 @@ import compactor.worker
 import metaserver.core.maintenance
 import metaserver.needs
 import tistream.catalog.work.jobs
-from backfill.core.plan import PlanRow
+from backfill.core.plan import ReplayPlanRow
 from backfill.job import ReplayWork
 from backfill.replay import PartitionResult, replay_partition
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
 from compactor.local import LocalExecutor
-from compactor.maintenance import Maintenance, Plans
+from compactor.maintenance import MaintenanceWork, Plans
 from compactor.worker import ALL_KINDS, JobDone, JobRun, MaintenanceWorker, Progress
 from metaserver.core.maintenance import MaintenanceRules, ReplayMode
 from simulator.dst.aspect import Aspect
@@ -180,14 +180,14 @@ class Upkeep(Aspect):
         def wait() -> None:
             world.scheduler.sleep(rand.choice(self._pauses))
 
-        def partitions(rows: Sequence[PlanRow], progress: Progress) -> Iterator[PartitionResult]:
+        def partitions(rows: Sequence[ReplayPlanRow], progress: Progress) -> Iterator[PartitionResult]:
             for n, row in enumerate(rows, 1):
                 result = replay_partition(store, row, f"{rand.getrandbits(64):016x}")
                 wait()
                 yield result
                 progress(n, len(rows))
 
-        compacting = Maintenance(catalog, store, clock, lambda _: _Slow(store, wait), _PLANS)
+        compacting = MaintenanceWork(catalog, store, clock, lambda _: _Slow(store, wait), _PLANS)
         replaying = ReplayWork(catalog, store, clock, partitions, 2)
 
         def work(job: JobRow, progress: Progress) -> JobDone:

@@ -22,7 +22,7 @@ from simulator.dst.aspect import Aspect
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
 from simulator.dst.contradictions import Contradictions
-from simulator.dst.database import Database, SimCatalog
+from simulator.dst.database import SimCatalog, SimDatabase
 from simulator.dst.faults import Dice
 from simulator.dst.future import Future
 from simulator.dst.members import Members
@@ -86,7 +86,7 @@ class World:
             for name in ("store", "catalog", "network", "recovery")
         }
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
-        self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
+        self.database = SimDatabase(s, dice["catalog"], self.unix_ms, self.tell)
         self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)

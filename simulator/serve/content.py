@@ -11,7 +11,7 @@ from pathlib import Path
 from simulator.capture import SNAPSHOT, read_lines
 from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Version
-from simulator.profiles import FIRST_TABLE_ID, Profile
+from simulator.profiles import FIRST_TABLE_ID, WorkloadProfile
 from tistream.codec.table_key import META_RANGE, table_prefix
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
@@ -45,7 +45,7 @@ def recorded_cluster(directory: Path, *, floor_ts: int, regions: int = 8, stores
     return cluster_of(recorded_versions(directory), floor_ts=floor_ts, regions=regions, stores=stores)
 
 
-def workload_cluster(profile: Profile, *, floor_ts: int, regions: int = 0) -> Cluster:
+def workload_cluster(profile: WorkloadProfile, *, floor_ts: int, regions: int = 0) -> Cluster:
     """An empty cluster for a workload of this profile: a region for each of its tables, one before and one after them,
     and regions of unwritten tables to make `regions` in all."""
     bounds = [META_RANGE.end, *(table_prefix(FIRST_TABLE_ID + 10 * i) for i in range(profile.tables))]

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from sorter.core.conflicts import READY, VERSION, frame_of_all, run_sized
-from sorter.rows.output import NUMBERS, Output
+from sorter.rows.output import NUMBERS, RowsToWrite
 from sorter.rows.payload import RowRefs, Segment, segment_of
 from sorter.rows.run import SEGMENT_BYTES, LookupKeys, Numbers, Run, RunSet, require
 from sorter.rows.saved import RunState, cut, states_of
@@ -107,9 +107,9 @@ class SortBuffer:
         fits = of_ts[last][ends[last] <= FLUSH_BYTES_MAX]
         return int(fits[-1] if len(fits) else of_ts[0])
 
-    def take(self, w: int) -> Output:
+    def take(self, w: int) -> RowsToWrite:
         """All rows at or below `w`, by (table_id, commit_ts, start_ts, key), to be written in pieces."""
-        return Output(list(self._due(w)))
+        return RowsToWrite(list(self._due(w)))
 
     def flushed(self, w: int) -> None:
         """Drop the rows at or below `w`: they are durable."""

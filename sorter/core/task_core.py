@@ -46,7 +46,7 @@ from sorter.core.slots import Stamps
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.rows.batch_rows import IncomingRows
-from sorter.rows.output import Output
+from sorter.rows.output import RowsToWrite
 from sorter.rows.run import Run
 from sorter.rows.saved import RunState
 from tistream.errors import FeedGap, UpstreamContractViolated, invariant
@@ -218,7 +218,7 @@ class TaskCore:
         w = self.watermark()
         return self._ready.bytes_due(w) if w is not None and w > self._durable_ts else 0
 
-    def take(self, w: int) -> Output:
+    def take(self, w: int) -> RowsToWrite:
         """The rows in (durable_ts, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         limit = self.watermark()
         invariant(limit is not None and self._durable_ts < w <= limit, "take above the watermark", w=w, limit=limit)

@@ -1,9 +1,9 @@
 """Orders the rows of a flush as the log needs them, in pieces of bounded size.
 
-An `Output` is made when rows are taken and does not change with the buffer: it holds row numbers, not bytes. Few rows
+`RowsToWrite` is made when rows are taken and does not change with the buffer: it holds row numbers, not bytes. Few rows
 are one piece, up to twice the usual size. Many are sorted run by run (`prepare`, a few runs per call, 4 bytes per row)
-and cut into pieces at rows sampled from all runs: a piece is a stretch of the order, merged from the part of each run
-that lies in it. Besides the buffer itself, only one piece's bytes are in memory.
+and cut into pieces at rows sampled from all runs: a piece is a part of the order, merged from the rows of each run that
+are in it. Besides the buffer itself, only one piece's bytes are in memory.
 
 Relations: the pieces together are all rows, once, by (table_id, commit_ts, start_ts, key); they are the same each time.
 """
@@ -32,7 +32,7 @@ NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 Columns = dict[str, npt.NDArray[Any]]
 
 
-class Output:
+class RowsToWrite:
     """Rows to be written. `rows` and `nbytes` (keys and values) are totals."""
 
     def __init__(self, due: Sequence[tuple[Run, I64]]) -> None:

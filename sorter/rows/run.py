@@ -149,7 +149,7 @@ class Run:
         self.alive: Mask = np.ones(len(refs), np.bool_)
         self.live = len(refs)
         self.reach: Reached | None = None  #: see `watermark_index.Reach`
-        self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
+        self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.SavedRows`
         self.facts: dict[str, Any] = {}  #: cached properties of all rows
         self._indexes: dict[str, Index] = {}
         self._frozen: tuple[int, Mask] | None = None  # number of living rows, and their flags

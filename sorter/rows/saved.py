@@ -13,7 +13,7 @@ them; reading a part that is not loaded is a bug. Hashes and indexes are rebuilt
 than fetching them.
 
 Alive flags are not part of a group: a `RunState` holds them for one point in time. After a save, the rows of a run that
-arrived here lie in one or more groups; each `Piece` names some of them.
+arrived here lie in one or more groups; each `SavedRows` names some of them.
 
 A subscription may become ready after its rows were saved; the groups stay unchanged, and LATE_READY is saved with the
 state. `saving` decides what is saved.
@@ -46,7 +46,7 @@ Rows = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ObjectPart:
     """Where a segment lies in its object."""
 
     number: int
@@ -64,7 +64,7 @@ class Group:
     object_bytes: int  #: of the object
     kind: str  #: open, commits or ready
     rows: int
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ObjectPart]
     keys: tuple[bytes, bytes]  #: smallest and largest
     spans: Mapping[str, tuple[int, int]]  #: of timestamps: lowest and highest
     same: Mapping[str, tuple[str, int]]  #: columns of `numbers` that have one value: type and value
@@ -82,7 +82,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class SavedRows:
     """Rows of a run as they lie in a group: consecutive, starting at `first`."""
 
     group: Group
@@ -96,7 +96,7 @@ class RunState:
     alive: Mask
     live: int
     origins: pl.DataFrame | None  #: None: as in its group
-    saved: tuple[Piece, ...]
+    saved: tuple[SavedRows, ...]
 
     def revive(self) -> Run:
         run = self.run.with_alive(self.alive, self.origins)
@@ -159,7 +159,7 @@ class SavedRun(Run):
         self._numbers: dict[str, npt.NDArray[Any]] | None = None
         self._origins: pl.DataFrame | None = None
         self.hashes, self.young, self.reach = None, None, None
-        self.saved = (Piece(group, 0, None),)
+        self.saved = (SavedRows(group, 0, None),)
         self.facts = {**group.spans, "keys": group.keys, "cut": group.cut, "unready": group.unready}
         if group.same.get("asked", ("", 1))[1] == 0:
             self.facts["asked"] = False

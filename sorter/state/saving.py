@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from sorter.core.task_core import CoreSnapshot
 from sorter.rows.run import RUN_ROWS, Run, merge, require
-from sorter.rows.saved import Group, Part, Piece, Rows, RunState, spans_of
+from sorter.rows.saved import Group, ObjectPart, Rows, RunState, SavedRows, spans_of
 from sorter.state.snapshot import ROW_KINDS, build_state_file, named
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo
 from tistream.model.arrays import Mask
@@ -49,7 +49,7 @@ class _Group:
     kind: str
     run: Run
     sources: list[tuple[RunState, Rows]]
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, ObjectPart] = field(default_factory=dict)
 
     def made(self, object_key: str, object_bytes: int) -> Group:
         numbers, keys = self.run.numbers, pl.Series(pl.from_arrow(self.run.refs.column("key")), dtype=pl.Binary)
@@ -76,7 +76,7 @@ class Save:
         """`next_key` returns an unused key, a later one at each call. NotLoaded with the rows of objects to release."""
         self._state, self._next_key, self._write_id = state, next_key, write_id
         self._key: SnapshotKey | None = None
-        self._pieces: dict[Run, list[Piece]] = {}
+        self._pieces: dict[Run, list[SavedRows]] = {}
         self._held = _held(state)
         self._released = _released(self._held)
         self.new: dict[str, int] = {}  #: key of each new object -> its size, bytes
@@ -135,7 +135,7 @@ class Save:
             first = 0
             for state, rows in of.sources:
                 all_rows = len(rows) == len(state.alive)
-                self._pieces[state.run].append(Piece(group, first, None if all_rows else rows))
+                self._pieces[state.run].append(SavedRows(group, first, None if all_rows else rows))
                 first += len(rows)
         return key, data
 
@@ -235,8 +235,10 @@ def _packed(sources: Iterator[tuple[RunState, Rows]]) -> Iterator[list[tuple[Run
         yield group
 
 
-def _part(info: SegmentInfo) -> Part:
-    return Part(number=info.number, offset=info.offset, length=info.length, raw_length=info.raw_length, crc=info.crc)
+def _part(info: SegmentInfo) -> ObjectPart:
+    return ObjectPart(
+        number=info.number, offset=info.offset, length=info.length, raw_length=info.raw_length, crc=info.crc
+    )
 
 
 def _is_same(values: npt.NDArray[Any]) -> bool:

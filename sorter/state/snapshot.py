@@ -27,7 +27,7 @@ from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import SLICES, WAITING
 from sorter.rows.batch_rows import from_arrow
 from sorter.rows.run import PARTS
-from sorter.rows.saved import LATE_READY, Group, Part, SavedRun, bits_of, flags_of, states_of
+from sorter.rows.saved import LATE_READY, Group, ObjectPart, SavedRun, bits_of, flags_of, states_of
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position
@@ -175,7 +175,9 @@ def _run_row(group: Group, alive: Mask) -> dict[str, Any]:
 def _group(row: Mapping[str, Any]) -> Group:
     facts = orjson.loads(row["facts"])
     names = ("number", "offset", "length", "raw_length", "crc")
-    parts = {name: Part(**dict(zip(names, map(int, place), strict=True))) for name, place in facts["parts"].items()}
+    parts = {
+        name: ObjectPart(**dict(zip(names, map(int, place), strict=True))) for name, place in facts["parts"].items()
+    }
     if not {"keys"} <= parts.keys() <= set(PARTS) or not row["rows"]:
         raise ValueError(f"a group of {row['rows']} rows has the parts {sorted(parts)}")
     return Group(

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from sorter.core.task_core import TaskCore
-from sorter.rows.output import Output
+from sorter.rows.output import RowsToWrite
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import attempting, settle
 from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps, commit_flush, durable_timestamps
@@ -77,7 +77,7 @@ class _Taken:
 
     publication: Publication
     w: int
-    rows: Output
+    rows: RowsToWrite
     written: int = 0
     segments: list[SegmentRow] = field(default_factory=list)
 

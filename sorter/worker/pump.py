@@ -25,7 +25,7 @@ from tistream.feed.protocol import Feed, FeedBatch, FeedRequest, FeedStream
 from tistream.ids import Position
 from tistream.model.positions import without_ended
 from tistream.model.problem import Problem
-from tistream.runtime.ready_queue import ReadyQueue, Waker
+from tistream.runtime.ready_queue import ItemWaker, ReadyQueue
 from tistream.runtime.service import Backoff
 
 ROUND_MAX = 64  #: subscriptions polled in one round
@@ -83,7 +83,7 @@ class Reader:
     def __init__(self, pump: Pump, number: int, request: FeedRequest, inbox: Inbox) -> None:
         self.name = f"task {request.task_id} store {request.store_id}"
         self._pump, self._number, self._request, self._inbox = pump, number, request, inbox
-        self._wake = Waker(pump.queue, number)
+        self._wake = ItemWaker(pump.queue, number)
         self._stream: FeedStream | None = None
         self._held: FeedBatch | None = None  # did not fit the inbox
         self._problem: Problem | None = None

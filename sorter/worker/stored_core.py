@@ -14,7 +14,7 @@ import pyarrow as pa
 from sorter.core.contradictions import LogQuestion
 from sorter.core.task_core import Effect, TaskCore
 from sorter.core.watermark import Stuck
-from sorter.rows.output import Output
+from sorter.rows.output import RowsToWrite
 from sorter.rows.run import NotLoaded
 from sorter.rows.saved import Group, SavedRun
 from tistream.codec.segment_file import decode_segment
@@ -75,7 +75,7 @@ class StoredCore(TaskCore):
     def flushable_bytes(self) -> int:
         return self._loaded(super().flushable_bytes)
 
-    def take(self, w: int) -> Output:
+    def take(self, w: int) -> RowsToWrite:
         return self._loaded(partial(super().take, w))
 
     def explain(self, range_: KeyRange | None = None) -> list[Stuck]:

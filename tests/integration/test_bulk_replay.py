@@ -20,9 +20,9 @@ from sqlalchemy import Connection, bindparam, update
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from backfill.core.plan import PlanRow
-from backfill.job import Replay, ReplaySettings, Report
-from backfill.replay import Executor, PartitionResult, Progress, SparkExecutor, ThreadsExecutor
+from backfill.core.plan import ReplayPlanRow
+from backfill.job import Replay, ReplayReport, ReplaySettings
+from backfill.replay import Executor, PartitionResult, Progress, SparkReplayExecutor, ThreadsExecutor
 from backfill.survey import Batch, Survey
 from metaserver.collect import Collector
 from reading.served.services import Services
@@ -79,7 +79,7 @@ def run(
     *,
     executor: Executor | None = None,
     **settings: int,
-) -> Report:
+) -> ReplayReport:
     replay_settings = replace(ReplaySettings(), **settings)
     inner = executor or ThreadsExecutor(world.store)
     return Replay(world.catalog, world.store, SystemClock(), TENANT, inner, replay_settings).run(progress)
@@ -161,7 +161,7 @@ def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatc
 def test_without_lowering_the_partitions_do_not_align(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test before: a task handed over above the watermark of one of its partitions."""
 
-    def not_lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
+    def not_lowered(rows: Sequence[ReplayPlanRow], done: Mapping[int, PartitionResult]) -> list[ReplayPlanRow]:
         return [replace(row, upto=done[row.partition].reached) for row in rows]
 
     monkeypatch.setattr("backfill.job._lowered", not_lowered)
@@ -175,7 +175,7 @@ class Interrupted:
     def __init__(self, inner: Executor, after: int, event: Callable[[], object]) -> None:
         self.inner, self.left, self.event = inner, after, event
 
-    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterable[PartitionResult]:
+    def __call__(self, rows: Sequence[ReplayPlanRow], progress: Progress) -> Iterable[PartitionResult]:
         for result in self.inner(rows, progress):
             yield result
             self.left -= 1
@@ -328,7 +328,7 @@ def session() -> Iterator[SparkSession]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_backlog_is_replayed_on_spark(session: SparkSession, world: BacklogWorld) -> None:
-    report = run(world, executor=SparkExecutor(session, world.store_url, SystemClock()), partitions=5)
+    report = run(world, executor=SparkReplayExecutor(session, world.store_url, SystemClock()), partitions=5)
     assert report.files == world.batch_files()
     assert report.rows == len(world.log()) > 0
     is_right(world)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from simulator.chaos.run import TABLES, Report
+from simulator.chaos.run import TABLES, ChaosReport
 from simulator.chaos.servers.processes import wait_until_ready
 from simulator.judging.core.judge import Judge
 from simulator.judging.readers import Reader, read_again
@@ -36,9 +36,9 @@ def again(served: ServedLog, within_s: float = PATIENCE_S, upto: int | None = No
     return read_again([served.url] * 2, TENANT, SystemClock(), TABLES, end, within_s=within_s)
 
 
-def reported(live: Judge, others: list[Judge]) -> Report:
+def reported(live: Judge, others: list[Judge]) -> ChaosReport:
     """The rows of the recording are what the live reader got: they are compared with TiDB's elsewhere."""
-    report = Report(seed=1, seconds=1, healed_s=1.0)
+    report = ChaosReport(seed=1, seconds=1, healed_s=1.0)
     report.compare([live], others, live.got)
     return report
 

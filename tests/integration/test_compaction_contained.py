@@ -11,7 +11,7 @@ import pytest
 from compactor.base_job import BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
-from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
+from compactor.job import JobEnd, JobReport, JobSettings, compact_tenant, planned
 from compactor.local import LocalExecutor
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
         yield new_world
 
 
-def compact(world: ApiWorld, plan: PlanSettings = ALL, pieces_max: int = 100_000) -> Report:
+def compact(world: ApiWorld, plan: PlanSettings = ALL, pieces_max: int = 100_000) -> JobReport:
     settings = JobSettings(lag_ms=0, plan=plan, pieces_max=pieces_max)
     return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, SystemClock())
 

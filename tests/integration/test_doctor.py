@@ -27,7 +27,7 @@ from tistream.catalog.database.revisions import MIGRATIONS, Migrations
 from tistream.cli.main import command_line
 from tistream.clock import SystemClock
 from tistream.codec.memcomparable import encode_bytes
-from tistream.diagnostics.findings import Finding, Verdict
+from tistream.diagnostics.findings import Finding, Severity
 from tistream.model.change import Op
 from tistream.objectstore.factory import open_store
 from tistream.release import Release
@@ -55,7 +55,7 @@ def look(served: ServedCluster) -> dict[str, Finding]:
 
 def test_a_cluster_that_is_well(served: ServedCluster) -> None:
     checks = look(served)
-    assert {f.verdict for f in checks.values()} == {Verdict.OK}, checks
+    assert {f.verdict for f in checks.values()} == {Severity.OK}, checks
     assert list(checks) == [
         *("pd", "clock", "stores", "store 1", "store 2", "store 3"),
         *("regions", "history", "api version", "read", "locks", "estimate"),
@@ -71,22 +71,22 @@ def test_a_store_that_cannot_be_reached(served: ServedCluster, monkeypatch: pyte
     monkeypatch.setattr("pusher.tikv.checks._CONNECT_S", 0.3)
     served.pd._store_addresses[2] = "127.0.0.1:1"  # type: ignore[index]
     checks = look(served)
-    assert checks["store 2"].verdict is Verdict.FAIL
+    assert checks["store 2"].verdict is Severity.FAIL
     assert "127.0.0.1:1 cannot be reached" in checks["store 2"].words
-    assert checks["store 1"].verdict is Verdict.OK
+    assert checks["store 1"].verdict is Severity.OK
 
 
 def test_a_server_that_is_no_tikv(served: ServedCluster) -> None:
     served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
     check = look(served)["store 3"]
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is Severity.FAIL
     assert "UNIMPLEMENTED" in check.words
 
 
 def test_a_cluster_without_tidb() -> None:
     with ServedCluster(cluster_of([], floor_ts=S), api=Api.V2) as served:
         checks = look(served)
-    assert checks["read"].verdict is Verdict.WARN, "a raw or txn tenant needs none"
+    assert checks["read"].verdict is Severity.WARN, "a raw or txn tenant needs none"
     assert "no TiDB" in checks["read"].words
     assert checks["api version"].facts == {"api_version": "V2"}
     assert "RawDeleteRange is invisible" in checks["api version"].words
@@ -95,7 +95,7 @@ def test_a_cluster_without_tidb() -> None:
 def test_a_server_with_data_of_raw_keys_only_is_refused_with_the_way_out(served: ServedCluster) -> None:
     with ServedCluster(cluster_of([], floor_ts=S), api=Api.V1TTL) as ttl:
         checks = look(ttl)
-    assert checks["api version"].verdict is Verdict.FAIL
+    assert checks["api version"].verdict is Severity.FAIL
     assert checks["api version"].facts == {"api_version": "V1TTL"}
     assert "RawKV data only" in checks["api version"].words
     assert "--dst-api-version v2" in checks["api version"].words
@@ -117,7 +117,7 @@ def test_pd_that_does_not_answer_ends_the_examination() -> None:
     pd = PdClient(["127.0.0.1:1"], patience_s=0.1)
     findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()
-    assert [(f.name, f.verdict) for f in findings] == [("pd", Verdict.FAIL)]
+    assert [(f.name, f.verdict) for f in findings] == [("pd", Severity.FAIL)]
 
 
 def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
@@ -132,9 +132,9 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
             findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
             verdicts_of[name] = {f.name: f.verdict for f in findings if f.name in ("keyspace", "regions", "read")}
         pd.close()
-    ok, fail = Verdict.OK, Verdict.FAIL
+    ok, fail = Severity.OK, Severity.FAIL
     assert verdicts_of["one"] == {"keyspace": ok, "regions": ok, "read": ok}
-    assert verdicts_of["two"] == {"keyspace": ok, "regions": ok, "read": Verdict.WARN}  # it may be of RawKV
+    assert verdicts_of["two"] == {"keyspace": ok, "regions": ok, "read": Severity.WARN}  # it may be of RawKV
     assert verdicts_of["three"] == {"keyspace": fail}
 
 
@@ -151,7 +151,7 @@ def test_options_that_cannot_be(args: list[str], words: str) -> None:
     assert words in str(CliRunner().invoke(command_line(), ["push", *args]).exception)
 
 
-OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
 STORE = ["object store", "put", "create if absent", "one winner", "read after write", "range", "list", "store clock"]
 
 
@@ -164,7 +164,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             yield new_database(server, "doctor")
 
 
-def verdicts(findings: list[Finding]) -> dict[str, Verdict]:
+def verdicts(findings: list[Finding]) -> dict[str, Severity]:
     return {finding.name: finding.verdict for finding in findings}
 
 

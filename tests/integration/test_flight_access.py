@@ -32,7 +32,7 @@ from tistream.clock import SystemClock
 from tistream.errors import ConfigError, FeedUnavailable, Fenced, ServiceRefused, TiStreamError
 from tistream.feed.flight import FlightFeed, locate_by_catalog
 from tistream.feed.protocol import FeedRequest, FeedStream
-from tistream.feed.tls import TlsFiles
+from tistream.feed.tls import FeedTlsFiles
 from tistream.feed.wire import FEED_COMMAND, of_flight
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -47,7 +47,7 @@ BOUND_S = 5.0  #: a replaced owner's stream ends within
 class World:
     """A dispatcher with one store; task 1 has all keys of the tenant below "m", task 2 the rest."""
 
-    def __init__(self, path: Path, tls: TlsFiles | None = None) -> None:
+    def __init__(self, path: Path, tls: FeedTlsFiles | None = None) -> None:
         self.catalog = new_catalog(path)
         begin(self.catalog, T, 1, KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))
         begin(self.catalog, OTHER, 1, KeyRange(b"a", b"m"))
@@ -76,7 +76,7 @@ class World:
     def request(self, task_id: int = 1) -> FeedRequest:
         return request_of(self.catalog, task_id, 7)
 
-    def feed(self, bearer: Callable[[], str] | None = None, tls: TlsFiles | None = None) -> FlightFeed:
+    def feed(self, bearer: Callable[[], str] | None = None, tls: FeedTlsFiles | None = None) -> FlightFeed:
         new_feed = catalog_feed(self.catalog, tls)
         if bearer is not None:
             new_feed = FlightFeed(locate_by_catalog(self.catalog), bearer, tls=tls)
@@ -250,10 +250,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return certificate(tmp_path_factory.mktemp("tls"), "authority")
 
 
-def files(authority: Path, name: str, *, of: str = "IP:127.0.0.1", peer_name: str = "") -> TlsFiles:
+def files(authority: Path, name: str, *, of: str = "IP:127.0.0.1", peer_name: str = "") -> FeedTlsFiles:
     """A certificate of the authority, for this name."""
     certificate_file = certificate(authority.parent, name, of=of, ca=authority)
-    return TlsFiles(certificate_file, certificate_file.with_suffix(".key"), authority, peer_name)
+    return FeedTlsFiles(certificate_file, certificate_file.with_suffix(".key"), authority, peer_name)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from dispatcher.exchange import Source
+from dispatcher.exchange import SubscriptionSource
 from dispatcher.flight_server import FlightFeedServer
 from tests.kit.awaited import Awaited
 from tests.kit.batch_files import subscriptions_of
@@ -21,7 +21,7 @@ from tests.kit.manual_clock import ManualClock
 from tests.kit.waiting import WAIT_S, eventually
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, CorruptObject, FeedGap, FeedUnavailable, TiStreamError
-from tistream.feed.exchange import Exchange
+from tistream.feed.exchange import ExchangeClient
 from tistream.feed.flight import FORGET_S, FlightFeed, FlightStream, locate_by_catalog
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
@@ -107,7 +107,7 @@ class World:
         self.feed = bare_feed(lambda tenant, store: self.address)
         self.streams: list[Awaited[FlightStream]] = []
 
-    def serve(self, script: Source | None) -> FlightFeedServer:
+    def serve(self, script: SubscriptionSource | None) -> FlightFeedServer:
         server = bare_server()
         server.source = script
         self.servers.append(server)
@@ -349,7 +349,7 @@ def test_dispatchers_that_are_replaced_are_forgotten_and_those_of_now_are_not(wo
     feed.close()
 
 
-def _has_ended(exchange: Exchange) -> bool:
+def _has_ended(exchange: ExchangeClient) -> bool:
     return exchange.ended is not None
 
 

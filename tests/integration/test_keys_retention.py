@@ -18,11 +18,11 @@ from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.maintenance import Maintenance as Doing
+from compactor.maintenance import MaintenanceWork as Doing
 from compactor.worker import JobRun
 from metaserver.collect import Collector
 from metaserver.core.maintenance import MaintenanceRules
-from metaserver.maintenance import Maintenance
+from metaserver.maintenance import MaintenanceScheduler
 from metaserver.retention import Retention
 from reading.log.reader import LogReader
 from reading.served.services import Services
@@ -84,7 +84,7 @@ class World:
 
     def maintain(self, rules: MaintenanceRules = RULES) -> list[tuple[JobKind, str]]:
         """What a new scheduler decides, done by threads."""
-        scheduler = Maintenance(
+        scheduler = MaintenanceScheduler(
             self.catalog, self.store, self.registry, CLOCK, rules, default_hours=SERVICE_HOURS, name="m1"
         )
         added = scheduler.step(elected(self.catalog))

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from compactor.base_job import BaseSettings, build_tenant_bases
 from metaserver.core.maintenance import MaintenanceRules
-from metaserver.maintenance import Maintenance
+from metaserver.maintenance import MaintenanceScheduler
 from metaserver.retention import Retention
 from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.auth_site import fill
@@ -132,7 +132,9 @@ def test_what_waits_is_said_in_the_words_of_a_keyspace(http: TestClient) -> None
 def test_upkeep_of_keyspaces_meets_nothing_that_it_lacks(parts: Parts) -> None:
     registry = SchemaRegistry(parts.catalog, parts.store)
     retention = Retention(parts.catalog, registry, default_hours=0.001, grace_ms=0)
-    maintenance = Maintenance(parts.catalog, parts.store, registry, SystemClock(), MaintenanceRules(), default_hours=1)
+    maintenance = MaintenanceScheduler(
+        parts.catalog, parts.store, registry, SystemClock(), MaintenanceRules(), default_hours=1
+    )
     retention.step()
     maintenance.step(elected(parts.catalog))
     assert retention.problems() == maintenance.problems() == []

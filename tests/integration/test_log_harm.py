@@ -23,7 +23,7 @@ import pytest
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
-from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
+from compactor.job import JobEnd, JobReport, JobSettings, compact_tenant, planned
 from compactor.local import LocalExecutor
 from reading.asof import source
 from reading.log.reader import LogReader
@@ -161,7 +161,7 @@ def objects_of(world: ApiWorld) -> log_harm.Objects:
     return world.store.objects
 
 
-def merge(world: ApiWorld, tenant: Tenant = TENANT, plan: PlanSettings = AGAIN) -> Report:
+def merge(world: ApiWorld, tenant: Tenant = TENANT, plan: PlanSettings = AGAIN) -> JobReport:
     settings = JobSettings(lag_ms=0, plan=plan)
     return compact_tenant(world.catalog, tenant, LocalExecutor(world.store), settings, SystemClock())
 

@@ -12,7 +12,7 @@ import pytest
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
 from compactor.local import LocalExecutor
-from compactor.maintenance import Maintenance, Plans
+from compactor.maintenance import MaintenanceWork, Plans
 from compactor.worker import JobDone, JobRun, MaintenanceWorker, Progress
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.catalog_cases import elected, shift
@@ -51,8 +51,8 @@ def order(world: ApiWorld, kind: JobKind = JobKind.MERGE) -> int:
     return job_id
 
 
-def doing(world: ApiWorld) -> Maintenance:
-    return Maintenance(world.catalog, world.store, CLOCK, lambda progress: LocalExecutor(world.store), PLANS)
+def doing(world: ApiWorld) -> MaintenanceWork:
+    return MaintenanceWork(world.catalog, world.store, CLOCK, lambda progress: LocalExecutor(world.store), PLANS)
 
 
 def taken(world: ApiWorld, holder: str = "e1/1 0") -> JobRow:

@@ -10,11 +10,11 @@ import pytest
 
 from compactor.core.plan import PlanSettings
 from compactor.local import LocalExecutor
-from compactor.maintenance import Maintenance as Doing
+from compactor.maintenance import MaintenanceWork as Doing
 from compactor.maintenance import Plans
 from compactor.worker import JobRun
 from metaserver.core.maintenance import MaintenanceRules
-from metaserver.maintenance import Maintenance
+from metaserver.maintenance import MaintenanceScheduler
 from metaserver.retention import Retention
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.catalog_cases import elected
@@ -48,8 +48,10 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
         yield new_world
 
 
-def scheduler(world: ApiWorld, rules: MaintenanceRules = RULES) -> Maintenance:
-    return Maintenance(world.catalog, world.store, world.services.registry, CLOCK, rules, default_hours=0, name="m1")
+def scheduler(world: ApiWorld, rules: MaintenanceRules = RULES) -> MaintenanceScheduler:
+    return MaintenanceScheduler(
+        world.catalog, world.store, world.services.registry, CLOCK, rules, default_hours=0, name="m1"
+    )
 
 
 def step(world: ApiWorld, rules: MaintenanceRules = RULES) -> list[JobRow]:

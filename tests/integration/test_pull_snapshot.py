@@ -27,7 +27,7 @@ from reading.pages import snapshot
 from reading.pages.pull import pull
 from reading.pages.request import PullRequest
 from reading.rows.scope import Scope
-from reading.served.position import Place, read_place
+from reading.served.position import SnapshotPosition, read_place
 from reading.served.services import Services
 from simulator.dst.mutants import reworded
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, next_cursor
@@ -223,7 +223,7 @@ def test_the_first_page_asks_the_catalog_for_all_tables_at_once(world: World) ->
 
 def test_a_snapshot_that_outlives_the_log_must_start_again(world: World) -> None:
     served = world.services.served(TENANT)
-    place = Place(ts=served.row.earliest_ts - 1, table_id=1, key=b"")
+    place = SnapshotPosition(ts=served.row.earliest_ts - 1, table_id=1, key=b"")
     with pytest.raises(SnapshotLost) as lost:
         snapshot.check_place(served, place)
     assert lost.value.code == "TS-1022"

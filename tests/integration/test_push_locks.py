@@ -38,7 +38,7 @@ from tistream.catalog.rows.workers import WorkerKind
 from tistream.clock import SystemClock
 from tistream.codec.protobuf import message, octets
 from tistream.codec.table_key import record_key
-from tistream.diagnostics.findings import Verdict
+from tistream.diagnostics.findings import Severity
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 from tistream.tikv.core.ranges import whole_cluster
@@ -271,14 +271,14 @@ def test_a_lock_is_ended_after_its_region_has_moved(bench: PushBench) -> None:
 def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
     pd = PdClient([bench.served.pd_address])
 
-    def look() -> tuple[Verdict, str]:
+    def look() -> tuple[Severity, str]:
         findings = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
         return next((f.verdict, f.words) for f in findings if f.name == "locks")
 
-    assert look()[0] is Verdict.OK
+    assert look()[0] is Severity.OK
     lock(bench, SECONDARY)
     verdict, words = look()
-    assert verdict is Verdict.WARN
+    assert verdict is Severity.WARN
     assert SECONDARY.hex() in words
     assert f"transaction {START}" in words
     pd.close()

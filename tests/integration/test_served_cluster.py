@@ -16,7 +16,7 @@ import pytest
 from pusher.schema_push import empty_snapshot
 from pusher.worker import PusherWorker
 from simulator.core.mvcc import Lock
-from simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, Profile
+from simulator.profiles import DDL, DEFAULT, PIPELINED, STEADY, TOPOLOGY_STORM, WorkloadProfile
 from simulator.serve.content import cluster_of, workload_cluster
 from simulator.serve.faults import CALM, STORM
 from simulator.serve.served import ServedCluster
@@ -70,7 +70,9 @@ def written_by_cores(push: PushBench, start_ts: int, end_ts: int, seed: int) -> 
     [(1, TOPOLOGY_STORM), (2, PIPELINED), (3, replace(DEFAULT, stores=2)), (4, DDL)],
     ids=["topology", "pipelined", "usual", "ddl"],
 )
-def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(seed: int, profile: Profile) -> None:
+def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(
+    seed: int, profile: WorkloadProfile
+) -> None:
     cluster = workload_cluster(profile, floor_ts=now_ts(), regions=12)
     workload = Workload(seed, cluster, profile)
     with (

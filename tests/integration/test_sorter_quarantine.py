@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill.job import Replay, ReplaySettings, Report
+from backfill.job import Replay, ReplayReport, ReplaySettings
 from backfill.replay import ThreadsExecutor
 from tests.kit.sorter_bench import TENANT, Bench, change, expected
 from tests.kit.sorter_oracle import D, Mark, Row
@@ -147,7 +147,7 @@ def test_a_replay_passes_repeated_rows_as_a_sorter_does(bench: Bench) -> None:
     stored(bench, 2, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), *change(b"z1", 12, 14, b"2"), upto=30)
     stored(bench, 3, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), upto=40)
 
-    def replayed() -> Report:
+    def replayed() -> ReplayReport:
         executor = ThreadsExecutor(bench.store)
         return Replay(bench.catalog, bench.store, SystemClock(), TENANT, executor, ReplaySettings()).run()
 

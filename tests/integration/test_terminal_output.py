@@ -23,7 +23,7 @@ from tests.kit.evil_service import EVIL, MARK, Texts, evil_service
 from tests.kit.terminal import read_terminal
 from tistream.cli import log
 from tistream.cli import main as cli
-from tistream.cli.output import Output, show_data
+from tistream.cli.output import OutputForm, show_data
 from tistream.cli.printable_console import PrintableConsole
 from tistream.cli.progress import Progress
 from tistream.cli.pull import StatusLine
@@ -194,7 +194,7 @@ def test_a_file_gets_the_exact_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_yaml_on_a_terminal_says_the_same(text: str) -> None:
     def run() -> None:
         guard()
-        show_data({"items": [text], text: 1}, Output.YAML)
+        show_data({"items": [text], text: 1}, OutputForm.YAML)
 
     _, shown = on_terminal(run)
     assert not steering(shown)

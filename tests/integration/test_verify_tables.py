@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from backup.tidb import Database, TableResult, TableVerifier
+from backup.tidb import SqlAddress, TableResult, TableVerifier
 from simulator.chaos.servers.mariadb import mariadb
 from simulator.chaos.servers.processes import TiStreamProcess
 from tests.kit.log_builder import recording_end
@@ -60,7 +60,7 @@ def databases(served: ServedLog) -> list[str]:
 
 @contextmanager
 def verifying(served: ServedLog, server: str) -> Iterator[TableVerifier]:
-    at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
+    at = SqlAddress(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
     with connect(served.url) as client, closing(TableVerifier(client.tenant(1, 1), recording_end(), at)) as verifier:
         yield verifier
 

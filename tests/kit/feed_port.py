@@ -21,7 +21,7 @@ from tistream.catalog.work.tasks import get_task
 from tistream.clock import SystemClock
 from tistream.feed.flight import FlightFeed, Locate, locate_by_catalog, token_of_catalog
 from tistream.feed.protocol import Feed, FeedRequest, FeedStream
-from tistream.feed.tls import TlsFiles
+from tistream.feed.tls import FeedTlsFiles
 from tistream.feed.wire import call_options
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -43,13 +43,13 @@ def bare_feed(locate: Locate) -> FlightFeed:
     return FlightFeed(locate, lambda: TOKEN.secret)
 
 
-def flight_dispatcher(catalog: Catalog, worker: DispatcherWorker, tls: TlsFiles | None = None) -> FlightDispatcher:
+def flight_dispatcher(catalog: Catalog, worker: DispatcherWorker, tls: FeedTlsFiles | None = None) -> FlightDispatcher:
     """A dispatcher with its port, as the command wires it."""
     clock = SystemClock()
     return FlightDispatcher(worker, AcceptedTokens(partial(accepted_tokens, catalog), clock), clock, tls=tls)
 
 
-def catalog_feed(catalog: Catalog, tls: TlsFiles | None = None) -> FlightFeed:
+def catalog_feed(catalog: Catalog, tls: FeedTlsFiles | None = None) -> FlightFeed:
     """A sorter's feed, as the command wires it."""
     return FlightFeed(locate_by_catalog(catalog), token_of_catalog(catalog), tls=tls)
 

@@ -11,7 +11,7 @@ from math import log2
 
 from compactor.core.plan import PlanSettings, plan
 from metaserver.core import maintenance
-from metaserver.core.maintenance import Decision, Known, MaintenanceRules, TaskPieces, TenantNeed
+from metaserver.core.maintenance import Decision, JobsNow, MaintenanceRules, TaskPieces, TenantNeed
 from tistream.catalog.rows.compaction import Piece
 from tistream.catalog.rows.jobs import OPEN, JobCounts, JobKind, JobRow, JobState, NewJob
 from tistream.ids import Tenant
@@ -115,12 +115,12 @@ class Model:
             wanting.append(TenantNeed(tenant=tenant, tasks=tuple(tasks)))
         return wanting
 
-    def known(self) -> Known:
+    def known(self) -> JobsNow:
         newest = {job.key: job for job in self.jobs if job.state not in OPEN}
         opened = [job for job in self.jobs if job.state in OPEN]
         since = self.now_ms - self.settings.window_ms
         spent = sum(size for at, size in self.read if at > since) + sum(job.estimated_bytes for job in opened)
-        return Known(now_ms=self.now_ms, open=opened, ended=list(newest.values()), spent_bytes=spent)
+        return JobsNow(now_ms=self.now_ms, open=opened, ended=list(newest.values()), spent_bytes=spent)
 
     def _schedule(self) -> None:
         decision = self.decide(self.needs(), self.known(), self.settings)

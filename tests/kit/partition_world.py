@@ -23,9 +23,9 @@ from schemas.snapshot import parse_pushed
 from simulator.core.cluster import Cluster
 from simulator.ddl import Ddl, database
 from simulator.jobs import SchemaVersion
-from simulator.partition_jobs import Plan
+from simulator.partition_jobs import JobPlan
 from simulator.partitions import Action, Json, physical_id, readable
-from simulator.profiles import PARTITIONS, Profile, new_cluster
+from simulator.profiles import PARTITIONS, WorkloadProfile, new_cluster
 from simulator.push.model_source import ModelSource
 from simulator.workload import Workload
 from tests.kit.api_world import ApiWorld, api_world
@@ -62,7 +62,7 @@ Rows = dict[int, str]  #: handle -> the column `note`, different in every row th
 class PartitionWorld:
     """The upstream's history and what the sorters committed of it."""
 
-    def __init__(self, seed: int, actions: int = 700, profile: Profile = PROFILE) -> None:
+    def __init__(self, seed: int, actions: int = 700, profile: WorkloadProfile = PROFILE) -> None:
         self.rand = random.Random(f"partitions {seed}")
         self.cluster = new_cluster(profile, floor_ts=START_TS)
         self.workload = Workload(seed, self.cluster, profile)
@@ -339,7 +339,7 @@ class Replica:
             case 14:
                 self.rows[name] = self.rows.pop(before.name_of(before.tables[job.body["table_id"]]))
 
-    def _partitions(self, plan: Plan, before: SchemaVersion) -> None:
+    def _partitions(self, plan: JobPlan, before: SchemaVersion) -> None:
         named = self.rows[before.name_of(plan.table)]
         if plan.type is Action.TRUNCATE_TABLE:
             named.clear()

@@ -10,9 +10,9 @@ from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.work.quarantines import record_quarantine
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import list_tasks
-from tistream.model.contradiction import BatchFile, Contradiction
+from tistream.model.contradiction import BatchFileId, Contradiction
 
-FILE = BatchFile(store_id=4, incarnation=1, seq=9)
+FILE = BatchFileId(store_id=4, incarnation=1, seq=9)
 
 
 def split_off(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, pa.Table]:

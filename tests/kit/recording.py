@@ -17,7 +17,7 @@ import zstandard
 import simulator
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.meta import Definition, Step, read_meta, steps_of
+from schemas.meta import Definition, MetaCommit, read_meta, steps_of
 from schemas.registry.schema_registry import read_jobs
 from schemas.snapshot import PushedSchema, parse_pushed
 from simulator.capture import Capture, captured_rows
@@ -106,7 +106,7 @@ def recorded_start() -> PushedSchema:
 
 
 @functools.cache
-def recorded_steps() -> tuple[Step, ...]:
+def recorded_steps() -> tuple[MetaCommit, ...]:
     """What every transaction of the recording wrote about schemas: job rows and the meta range, in apply order."""
     jobs = list(read_jobs(committed_rows(), recorded_start().job_table, 0, TS_MAX))
     read = list(read_meta(meta_rows(), 0, TS_MAX))

@@ -24,7 +24,7 @@ from schemas.bases import choose
 from schemas.ddl import Job, parse_job
 from schemas.followed import Followed
 from schemas.history import History
-from schemas.meta import Definition, Step, defined_at
+from schemas.meta import Definition, MetaCommit, defined_at
 from schemas.model import DdlEvent, Table
 from schemas.names import folded
 from schemas.snapshot import parse_pushed
@@ -100,7 +100,7 @@ class Upstream:
         chosen = [f"{db}.{table}" for db, table in tables if self.rand.random() < 0.4]
         return chosen or [".".join(tables[0])]
 
-    def job(self) -> Iterator[Step]:
+    def job(self) -> Iterator[MetaCommit]:
         """The steps of the next job."""
         ddl = self.schema.propose(self.rand)
         if ddl.plan is None:
@@ -119,11 +119,11 @@ class Upstream:
             self.schema.publish(ddl.plan, step)
             self.schema.synced()
 
-    def _step(self, said: Json, written: dict[bytes, bytes | None]) -> Step:
+    def _step(self, said: Json, written: dict[bytes, bytes | None]) -> MetaCommit:
         times = {"start_ts": self.ts - 1, "commit_ts": self.ts}
         places = ((defined_at(key), value) for key, value in written.items())
         definitions = [Definition(**times, db_id=at[0], table_id=at[1], info=value) for at, value in places if at]
-        return Step(**times, jobs=(parse_job(said, **times),), definitions=tuple(definitions))
+        return MetaCommit(**times, jobs=(parse_job(said, **times),), definitions=tuple(definitions))
 
     def shown(self, table_filter: TableFilter) -> set[tuple[str, str]]:
         """The tables of which the pusher sends rows."""
@@ -203,7 +203,7 @@ def start() -> Json:
     }
 
 
-def step(ts: int, type_: int, table_id: int, infos: Sequence[tuple[int, int, Json | None]], **more: Any) -> Step:
+def step(ts: int, type_: int, table_id: int, infos: Sequence[tuple[int, int, Json | None]], **more: Any) -> MetaCommit:
     """The done row of a job, and what it wrote to the meta range: (database, table, definition)."""
     schema_id = more.pop("schema_id", SHOP)
     binlog = {"SchemaVersion": ts, **more.pop("binlog", {})}
@@ -214,7 +214,7 @@ def step(ts: int, type_: int, table_id: int, infos: Sequence[tuple[int, int, Jso
         Definition(**times, db_id=db, table_id=i, info=None if said is None else orjson.dumps(said))
         for db, i, said in infos
     ]
-    return Step(**times, jobs=(job_of(data, times),), definitions=tuple(written))
+    return MetaCommit(**times, jobs=(job_of(data, times),), definitions=tuple(written))
 
 
 def job_of(data: Json, times: dict[str, int]) -> Job:
@@ -237,7 +237,7 @@ def renamed_args(*clauses: tuple[int, str, int, str, int]) -> Json:
     }
 
 
-def jobs_of(type_: int, ts: int) -> Iterator[Step]:
+def jobs_of(type_: int, ts: int) -> Iterator[MetaCommit]:
     """Jobs of a type over every table."""
     match type_:
         case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET | Action.RECOVER_SCHEMA:

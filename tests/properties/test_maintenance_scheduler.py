@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from metaserver.core import maintenance
-from metaserver.core.maintenance import Known, MaintenanceRules, ReplayMode, TaskPieces, TenantNeed, decide
+from metaserver.core.maintenance import JobsNow, MaintenanceRules, ReplayMode, TaskPieces, TenantNeed, decide
 from tests.kit.maintenance_model import Growth, Model, job_row
 from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, JobRow, JobState, NewJob
 from tistream.ids import Tenant
@@ -43,7 +43,7 @@ def one(need: TenantNeed, *jobs: JobRow, **more: Any) -> NewJob:
 
 def job_or_none(need: TenantNeed, *jobs: JobRow, settings: MaintenanceRules = USUAL, **more: object) -> NewJob | None:
     opened = [job for job in jobs if not job.ended_ms]
-    decision = decide([need], Known(now_ms=NOW, open=opened, ended=[j for j in jobs if j.ended_ms], **more), settings)  # type: ignore[arg-type]
+    decision = decide([need], JobsNow(now_ms=NOW, open=opened, ended=[j for j in jobs if j.ended_ms], **more), settings)  # type: ignore[arg-type]
     assert len(decision.enqueue) <= 1
     return decision.enqueue[0] if decision.enqueue else None
 
@@ -114,11 +114,11 @@ class TestNeed:
         offered = job_row(5, job, NOW)
         assert job_or_none(need, offered) is None
         for caught_up in (replace(need, behind_ms=299_000), replace(need, backlog_bytes=MIB)):
-            assert decide([caught_up], Known(now_ms=NOW, open=[offered]), USUAL).withdraw == (5,)
+            assert decide([caught_up], JobsNow(now_ms=NOW, open=[offered]), USUAL).withdraw == (5,)
         half = replace(need, behind_ms=400_000, backlog_bytes=600 * MIB)
-        assert decide([half], Known(now_ms=NOW, open=[offered]), USUAL) == maintenance.Decision()
+        assert decide([half], JobsNow(now_ms=NOW, open=[offered]), USUAL) == maintenance.Decision()
         started = replace(offered, state=JobState.QUEUED)
-        assert decide([caught_up], Known(now_ms=NOW, open=[started]), USUAL).withdraw == ()
+        assert decide([caught_up], JobsNow(now_ms=NOW, open=[started]), USUAL).withdraw == ()
         assert job_or_none(need, settings=replace(USUAL, replay=ReplayMode.OFF)) is None
         run = one(need, settings=replace(USUAL, replay=ReplayMode.RUN))
         assert not run.offered
@@ -185,8 +185,8 @@ class TestNobodyThere:
         old = NOW - USUAL.hold_off_ms - 1
         waiting = [self.of_spark(1, T, old), self.of_spark(2, OTHER), self.of_spark(3, OTHER, old, JobKind.REPLAY)]
         waiting.append(job_row(4, NewJob(tenant=Tenant(1, 3), kind=JobKind.MERGE), old))
-        assert decide([], Known(now_ms=NOW, open=waiting), USUAL).withdraw == (1,)
-        assert decide([], Known(now_ms=NOW, open=waiting, spark=True), USUAL).withdraw == ()
+        assert decide([], JobsNow(now_ms=NOW, open=waiting), USUAL).withdraw == (1,)
+        assert decide([], JobsNow(now_ms=NOW, open=waiting, spark=True), USUAL).withdraw == ()
         withdrawn = replace(waiting[0], state=JobState.CANCELLED, ended_ms=NOW)
         need = TenantNeed(tenant=T, tail_bytes=10 * MIB)
         assert job_or_none(need, withdrawn) is None, "it rests"
@@ -292,7 +292,7 @@ class TestMutants:
             judge()
 
     def test_a_scheduler_that_ignores_what_was_spent_is_caught(self) -> None:
-        def spendthrift(needs: list[TenantNeed], facts: Known, settings: MaintenanceRules) -> maintenance.Decision:
+        def spendthrift(needs: list[TenantNeed], facts: JobsNow, settings: MaintenanceRules) -> maintenance.Decision:
             return decide(needs, replace(facts, spent_bytes=0), settings)
 
         model = many(1, decide=spendthrift)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator.dst.boundaries import LATE_S, Boundary, Point, Side, parse_points
-from simulator.dst.crash_points import PAIRS, SCENARIOS, Failure, Plan, enumerate_points, play
+from simulator.dst.crash_points import PAIRS, SCENARIOS, CrashPlan, Failure, enumerate_points, play
 from simulator.dst.profiles import PROFILES, profile_of
 from simulator.dst.run import Outcome
 from tistream.cli.main import command_line
@@ -42,7 +42,7 @@ def test_what_is_no_point_is_refused(text: str) -> None:
 
 
 def test_the_scenarios_have_all_kinds_of_boundaries(calm: Outcome) -> None:
-    for outcome in (calm, play(Plan(), ())):
+    for outcome in (calm, play(CrashPlan(), ())):
         assert outcome.held
         assert outcome.committed > 3
         assert not outcome.labels, "no faults, no events"
@@ -95,7 +95,7 @@ PARTS = {"single": replace(SMALL, sides=tuple(Side), signs_of_life=True, every=7
 
 
 @pytest.mark.parametrize("plan", PARTS.values(), ids=PARTS)
-def test_a_part_of_the_enumeration_holds(plan: Plan) -> None:
+def test_a_part_of_the_enumeration_holds(plan: CrashPlan) -> None:
     *_, tally = enumerate_points(plan)
     assert [(f.points, f.violations) for f in tally.failures] == []
     assert tally.singles >= 6
@@ -112,7 +112,7 @@ def test_several_processes_come_to_the_same(calm: Outcome) -> None:
 
 
 @pytest.mark.parametrize("plan", [SMALL, replace(SMALL, scenario="crash", seed=0, every=2)], ids=["one", "several"])
-def test_a_broken_rule_that_only_a_crash_shows_is_found(plan: Plan) -> None:
+def test_a_broken_rule_that_only_a_crash_shows_is_found(plan: CrashPlan) -> None:
     """The second needs a snapshot of rows that are written before the next one: few seeds have that."""
     mutant = "commit-before-put" if plan is SMALL else "restore-keeps-written"
     plan = replace(plan, sides=(Side.AFTER,), mutant=mutant)

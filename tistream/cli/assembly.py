@@ -130,7 +130,7 @@ def dispatcher(parts: Parts, name: str) -> Running:
     from dispatcher.flight_server import FlightDispatcher
     from dispatcher.port_access import AcceptedTokens
     from tistream.catalog.work.service_tokens import accepted_tokens
-    from tistream.feed.tls import TlsFiles
+    from tistream.feed.tls import FeedTlsFiles
 
     settings = parts.settings.dispatcher
     worker = _dispatcher(parts, name)
@@ -141,7 +141,7 @@ def dispatcher(parts: Parts, name: str) -> Running:
         host=settings.host,
         port=settings.port,
         advertise=settings.advertise_host,
-        tls=TlsFiles.of(parts.settings.feed),
+        tls=FeedTlsFiles.of(parts.settings.feed),
     )
     probes = _probes(parts, listening, worker.lease_age_s, worker.measured)
     return Running(parts, [listening], probes=probes, drains=worker, drain_timeout_s=settings.drain_timeout_s)
@@ -150,10 +150,10 @@ def dispatcher(parts: Parts, name: str) -> Running:
 def sorter(parts: Parts, name: str) -> Running:
     """A sorter that subscribes to the dispatchers the catalog names."""
     from tistream.feed.flight import FlightFeed, locate_by_catalog, token_of_catalog
-    from tistream.feed.tls import TlsFiles
+    from tistream.feed.tls import FeedTlsFiles
 
     keep_freed_memory()
-    tls = TlsFiles.of(parts.settings.feed)
+    tls = FeedTlsFiles.of(parts.settings.feed)
     if tls is not None:
         tls.read()  # a wrong file ends the process at its start
     locate, bearer = locate_by_catalog(parts.catalog, parts.clock), token_of_catalog(parts.catalog)
@@ -274,7 +274,7 @@ def _notifications(parts: Parts, look: Look | None = None) -> Notifications | No
     else those of the catalog are called."""
     from tistream.feed.flight import locate_by_catalog, token_of_catalog
     from tistream.feed.hints import LookByFlight, Notifications
-    from tistream.feed.tls import TlsFiles
+    from tistream.feed.tls import FeedTlsFiles
     from tistream.objectstore.factory import s3_place
 
     place, settings = s3_place(parts.settings.object_store.url), parts.settings.notifications
@@ -282,7 +282,7 @@ def _notifications(parts: Parts, look: Look | None = None) -> Notifications | No
         return None
     if look is None:
         locate, bearer = locate_by_catalog(parts.catalog, parts.clock), token_of_catalog(parts.catalog)
-        look = LookByFlight(locate, bearer, tls=TlsFiles.of(parts.settings.feed))
+        look = LookByFlight(locate, bearer, tls=FeedTlsFiles.of(parts.settings.feed))
     return Notifications(parts.catalog, look, place.bucket, place.prefix)
 
 

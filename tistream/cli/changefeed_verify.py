@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tistream.cli.output import Output, show_facts
+from tistream.cli.output import OutputForm, show_facts
 from tistream.cli.service import connect
 from tistream.errors import InvalidInput
 
@@ -105,7 +105,7 @@ def _scanned(pages: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]
         yield pa.Table.from_arrays([page["key"], page["value"], unknown], schema=schema)
 
 
-def _show_keys(as_of: int, comparison: Comparison, output: Output) -> None:
+def _show_keys(as_of: int, comparison: Comparison, output: OutputForm) -> None:
     from backup.core.compare import Fault
 
     facts: dict[str, Any] = {
@@ -129,7 +129,7 @@ def verify_files(of: FeedOptions, to: ServiceOptions) -> bool:
     """Whether the files have the changes of the log, in order, and twice only where an event says so."""
     from destinations.storage.core.order import rows_reader
     from destinations.storage.files import open_files
-    from destinations.storage.reread import Wanted, reread
+    from destinations.storage.reread import ExpectedRows, reread
     from destinations.storage.settings import read_settings
     from tistream.clock import SystemClock
     from tistream.outbound.policy import OPERATED
@@ -147,7 +147,7 @@ def verify_files(of: FeedOptions, to: ServiceOptions) -> bool:
         begins = int(client.send("GET", of.path())["earliest_ts"])
         above = min(max(int(feed["start_ts"]), begins), upto)
         tables = client.send("GET", f"{path}/tables")["items"]
-        promised = Wanted(
+        promised = ExpectedRows(
             above=above,
             upto=upto,
             log=_log(client, of, above, upto, feed["filters"]),
@@ -209,8 +209,8 @@ def _named(client: Client, of: FeedOptions) -> list[Interval]:
     return intervals
 
 
-def _show_files(above: int, upto: int, reread: Reread, output: Output) -> None:
-    from destinations.storage.core.order import Kind
+def _show_files(above: int, upto: int, reread: Reread, output: OutputForm) -> None:
+    from destinations.storage.core.order import RowProblem
 
     facts: dict[str, Any] = {
         "equal": reread.is_right,
@@ -218,7 +218,7 @@ def _show_files(above: int, upto: int, reread: Reread, output: Output) -> None:
         "as_of": str(upto),
         "files": reread.files,
         "rows": reread.rows,
-        **{kind.name.lower(): reread.count(kind) for kind in Kind},
+        **{kind.name.lower(): reread.count(kind) for kind in RowProblem},
         "found": [
             {
                 "kind": each.kind.name.lower(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.cli.output import Output, OutputOption, show_data, show_rows
+from tistream.cli.output import OutputForm, OutputOption, show_data, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class PriceOptions:
     rds_month: Annotated[float, _number("--rds-price", "USD a month for the database.")] = 373.0
 
 
-def cost(*, size: LoadOptions, paid: PriceOptions, output: OutputOption = Output.TABLE) -> None:
+def cost(*, size: LoadOptions, paid: PriceOptions, output: OutputOption = OutputForm.TABLE) -> None:
     """Estimate the month's bill of a cluster of this size, and what single changes would save.
 
     No service is asked."""
@@ -62,7 +62,7 @@ def cost(*, size: LoadOptions, paid: PriceOptions, output: OutputOption = Output
     size = replace(size, idle_flush_s=max(size.idle_flush_s, size.flush_s))
     load, prices = Load(**asdict(size)), Prices(**asdict(paid))
     bill, changes = month(load, prices), levers(load, prices)
-    if output is Output.TABLE:
+    if output is OutputForm.TABLE:
         _show(load, bill, changes)
     else:
         show_data(_plain(bill, changes), output)
@@ -91,4 +91,4 @@ def _show(load: Load, bill: Month, changes: list[Lever]) -> None:
 
 def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     columns = [(heading, itemgetter(n)) for n, heading in enumerate(headings)]
-    show_rows(rows, Output.TABLE, columns, title=title, numbers=("USD", "requests", "saves USD", "month"))
+    show_rows(rows, OutputForm.TABLE, columns, title=title, numbers=("USD", "requests", "saves USD", "month"))

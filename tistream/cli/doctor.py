@@ -16,7 +16,7 @@ import typer
 
 from tistream.cli import cluster_options as of_cluster
 from tistream.cli.options import DeploymentOptions
-from tistream.cli.output import Column, Output, show_data, show_rows
+from tistream.cli.output import Column, OutputForm, show_data, show_rows
 from tistream.cli.service import TableOptions
 from tistream.errors import ConfigError
 
@@ -72,24 +72,24 @@ def _is_named(context: typer.Context) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def show_findings(title: str, findings: Sequence[Finding], output: Output, no_color: bool = False) -> None:
+def show_findings(title: str, findings: Sequence[Finding], output: OutputForm, no_color: bool = False) -> None:
     """Print the findings. Ends the command with status 1 when a check failed."""
     from rich.text import Text
 
-    from tistream.diagnostics.findings import Verdict
+    from tistream.diagnostics.findings import Severity
 
-    colours = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+    colours = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
     columns: list[Column] = [
         ("check", lambda f: f["name"]),
         ("", lambda f: Text(f["verdict"], style=colours[f["verdict"]])),
         ("what was found", lambda f: f["words"]),
     ]
     data = [asdict(finding) for finding in findings]
-    if output in (Output.TABLE, Output.NDJSON):
+    if output in (OutputForm.TABLE, OutputForm.NDJSON):
         show_rows(data, output, columns, no_color=no_color, title=title)
     else:
         show_data({"checks": data}, output)
-    if names := [each.name for each in findings if each.verdict is Verdict.FAIL]:
+    if names := [each.name for each in findings if each.verdict is Severity.FAIL]:
         print(f"failed: {', '.join(names)}", file=sys.stderr)
         raise typer.Exit(1)
 

@@ -62,10 +62,10 @@ def job_work(
 ) -> Work:
     """Does jobs of every kind. `width`: key ranges of a replay in parallel."""
     from backfill.job import ReplayWork
-    from compactor.maintenance import Maintenance
+    from compactor.maintenance import MaintenanceWork
     from tistream.catalog.rows.jobs import JobKind
 
-    compaction = Maintenance(parts.catalog, parts.store, parts.clock, executors, plans)
+    compaction = MaintenanceWork(parts.catalog, parts.store, parts.clock, executors, plans)
     replay = ReplayWork(parts.catalog, parts.store, parts.clock, replays, width)
     return lambda job, progress: (replay if job.kind is JobKind.REPLAY else compaction)(job, progress)
 
@@ -87,7 +87,7 @@ def threads_worker(parts: Parts, name: str, *, slots: int, nice: int = 0) -> Mai
 
 def spark_worker(parts: Parts, name: str, session: SparkSession, watch: SessionWatch) -> MaintenanceWorker:
     """An executor with a Spark session: it also takes what is too large for threads."""
-    from backfill.replay import SparkExecutor as ReplayOnSpark
+    from backfill.replay import SparkReplayExecutor
     from compactor.maintenance import Plans
     from compactor.spark import SparkExecutor
     from compactor.worker import ALL_KINDS, MaintenanceWorker
@@ -95,7 +95,7 @@ def spark_worker(parts: Parts, name: str, session: SparkSession, watch: SessionW
     from tistream.catalog.rows.workers import WorkerKind
 
     settings, store_url = parts.settings.spark, parts.settings.object_store.url
-    replays, width = ReplayOnSpark(session, store_url, parts.clock), session.sparkContext.defaultParallelism
+    replays, width = SparkReplayExecutor(session, store_url, parts.clock), session.sparkContext.defaultParallelism
     work = job_work(
         parts, lambda progress: SparkExecutor(session, store_url, parts.clock, progress), replays, width, Plans()
     )

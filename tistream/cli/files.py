@@ -13,7 +13,7 @@ import typer
 
 from tistream.admin.core.units import bytes_text
 from tistream.cli.options import DeploymentOptions
-from tistream.cli.output import Column, Output, OutputOption, console, show_data, show_facts, show_rows
+from tistream.cli.output import Column, OutputForm, OutputOption, console, show_data, show_facts, show_rows
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ROWS_SHOWN = 5
 def inspect_file(
     path: Annotated[str, typer.Argument(help="A segment file, or an object as file:// or s3:// URL.")],
     rows: Annotated[int, typer.Option(help="Rows of each segment to show.")] = _ROWS_SHOWN,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputForm.TABLE,
 ) -> None:
     """Show head, segments, timestamps and checksums of a batch file, committed file or snapshot."""
     from tistream.codec.segment_file import SegmentFile
@@ -45,7 +45,7 @@ def inspect_file(
         for s in file.segments
         if not bad and s.rows and rows
     }
-    if output is Output.TABLE:
+    if output is OutputForm.TABLE:
         from rich.markup import escape
 
         out = console()
@@ -78,7 +78,7 @@ def _show_segments(file: SegmentFile, bad: Mapping[int, str]) -> None:
         ("key range", lambda s: f"{s.start_key.hex()[:20]} .. {s.end_key.hex()[:20]}" if s.end_key else "-"),
         ("crc32c", lambda s: Text(bad[s.number], "red") if s.number in bad else Text(f"{s.crc:08x} ok", "green")),
     ]
-    show_rows(list(file.segments), Output.TABLE, columns)
+    show_rows(list(file.segments), OutputForm.TABLE, columns)
 
 
 def _segment_fact(s: SegmentInfo, fault: str | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def split_url(url: str) -> tuple[str, str]:
 def audit(
     where: DeploymentOptions,
     grace_s: Annotated[int, typer.Option(min=0, help="Younger objects without a row are no orphans.")] = 3600,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputForm.TABLE,
 ) -> None:
     """Compare the objects in the bucket with those that the catalog names.
 
@@ -160,7 +160,7 @@ def audit(
     ]
     show_rows(audits, output, columns, empty="no tenant is registered")
     faults = [fault for each in audits for fault in each["faults"]]
-    if output is Output.TABLE:
+    if output is OutputForm.TABLE:
         for fault in faults:
             found_size = "is missing" if fault["found_bytes"] is None else f"has {fault['found_bytes']} bytes"
             print(f"{fault['object']}: {found_size}, not {fault['bytes']}")

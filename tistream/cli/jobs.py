@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tistream.cli.options import DeploymentOptions, Master, SparkConf, spark_settings
-from tistream.cli.output import Output, OutputOption, show_facts
+from tistream.cli.output import OutputForm, OutputOption, show_facts
 from tistream.cli.service import TenantOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from backfill.replay import Executor
     from compactor.base_job import BaseReport
-    from compactor.job import Report
+    from compactor.job import JobReport
     from compactor.local import LocalExecutor
     from compactor.spark import SparkExecutor
     from tistream.cli.running import Parts
@@ -73,7 +73,7 @@ def compact(
     base_window_h: Annotated[
         float, typer.Option(min=0, help="Hours of the log in which each moment keeps a base near it.")
     ] = 168.0,
-    output: OutputOption = Output.JSON,
+    output: OutputOption = OutputForm.JSON,
 ) -> None:
     """Merge small committed files into Parquet files, and build bases for reads as of a timestamp.
 
@@ -120,7 +120,7 @@ def replay(
     parts: Annotated[int, typer.Option(min=0, help="Key ranges in parallel; 0: Spark's cores, or 2 threads.")] = 0,
     leg_mb: Annotated[int, typer.Option(min=1, help="MiB of batch files that are handed over together.")] = 1024,
     memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
-    output: OutputOption = Output.JSON,
+    output: OutputOption = OutputForm.JSON,
 ) -> None:
     """Replay a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
     from backfill.job import Replay, ReplaySettings
@@ -167,14 +167,14 @@ def _compactor(
 
 def _replayer(opened: Parts, on: EngineOptions, parts: int, stack: ExitStack) -> tuple[Executor, int]:
     """What runs the key ranges, and how many in parallel."""
-    from backfill.replay import SparkExecutor, ThreadsExecutor
+    from backfill.replay import SparkReplayExecutor, ThreadsExecutor
 
     if on.engine is Engine.THREADS:
         return ThreadsExecutor(opened.store, threads=parts or 2), parts or 2
     session = on.session(stack)
-    executor = SparkExecutor(session, opened.settings.object_store.url, opened.clock)
+    executor = SparkReplayExecutor(session, opened.settings.object_store.url, opened.clock)
     return executor, parts or session.sparkContext.defaultParallelism
 
 
-def _shown(report: BaseReport | Report) -> dict[str, Any]:
+def _shown(report: BaseReport | JobReport) -> dict[str, Any]:
     return {**asdict(report), "seconds": round(report.seconds, 3)}

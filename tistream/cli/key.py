@@ -10,7 +10,7 @@ import typer
 
 from tistream.cli.filter_options import Tables
 from tistream.cli.options import DEFAULT_URL, Catalog, Config, Key, Url
-from tistream.cli.output import Column, Output, show_data
+from tistream.cli.output import Column, OutputForm, show_data
 from tistream.cli.service import ServiceOptions, TableOptions, connect
 from tistream.errors import ConfigError, InvalidInput
 
@@ -104,9 +104,9 @@ def rotate(key_id: KeyId, to: ServiceOptions, overlap_hours: OverlapHours = 24) 
         show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_s": overlap_hours * 3600}), to.output)
 
 
-def show_new(made: dict[str, Any], output: Output, more: str = "") -> None:
+def show_new(made: dict[str, Any], output: OutputForm, more: str = "") -> None:
     """Print a new key, alone on standard output, or as data with all that is known of it."""
-    if output is not Output.TABLE:
+    if output is not OutputForm.TABLE:
         show_data(made, output)
         return
     of = "" if made["tenant_id"] is None else f" of tenant {made['cluster_id']}/{made['tenant_id']}"

@@ -14,7 +14,7 @@ import typer
 
 from tistream.admin.core.units import bytes_text, seconds_text
 from tistream.cli.options import DEFAULT_URL, OneCluster, OneTenant, Url
-from tistream.cli.output import Column, Output, OutputOption, console, show_data
+from tistream.cli.output import Column, OutputForm, OutputOption, console, show_data
 from tistream.cli.service import ActionOptions, ServiceOptions, TableOptions, TenantOptions, connect, given
 from tistream.errors import InvalidInput
 
@@ -228,7 +228,7 @@ def events(
 def api_get(
     path: Annotated[str, typer.Argument(help="Path and query, such as /v1/workers?kind=sorter.")],
     url: Url = DEFAULT_URL,
-    output: OutputOption = Output.JSON,
+    output: OutputOption = OutputForm.JSON,
 ) -> None:
     """Get a JSON resource of the API."""
     if not path.startswith("/"):
@@ -237,15 +237,15 @@ def api_get(
         show_data(client.get(path), output)
 
 
-def _show_events(events: list[dict[str, Any]], output: Output, follow: bool) -> None:
+def _show_events(events: list[dict[str, Any]], output: OutputForm, follow: bool) -> None:
     """Show events; a follower has one document or line for each."""
-    if output is Output.TABLE:
+    if output is OutputForm.TABLE:
         for event in events:
             by = f"  by {event['actor']}" if event["actor"] else ""
             print(f"{event['time'][:19].replace('T', ' ')}  {event['words']}{by}", flush=True)
-    elif follow or output is Output.NDJSON:
+    elif follow or output is OutputForm.NDJSON:
         for event in events:
-            show_data(event, Output.NDJSON)
+            show_data(event, OutputForm.NDJSON)
     else:
         show_data(events, output)
 

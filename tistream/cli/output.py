@@ -25,7 +25,7 @@ _WIDE = 1_000  #: columns of a table that is not on a terminal: nothing is cut
 _NAME_WIDTH = 20  #: columns that a narrow terminal leaves to the first one
 
 
-class Output(StrEnum):
+class OutputForm(StrEnum):
     """Forms of the answer."""
 
     TABLE = "table"
@@ -34,7 +34,7 @@ class Output(StrEnum):
     NDJSON = "ndjson"
 
 
-OutputOption = Annotated[Output, typer.Option("--format", help="Form of the answer.")]
+OutputOption = Annotated[OutputForm, typer.Option("--format", help="Form of the answer.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; also when NO_COLOR is set.")]
 
 
@@ -46,12 +46,12 @@ def console(no_color: bool = False) -> Console:
     return PrintableConsole(file=sys.stdout, no_color=no_color or None, width=width, highlight=False)
 
 
-def show_data(value: Any, output: Output = Output.JSON) -> None:
+def show_data(value: Any, output: OutputForm = OutputForm.JSON) -> None:
     """Print one document, or a line for each item of a list."""
     match output:
-        case Output.YAML:
+        case OutputForm.YAML:
             print(_yaml(value), end="")
-        case Output.NDJSON:
+        case OutputForm.NDJSON:
             for item in items_of(value):
                 print(json.dumps(item), flush=True)
         case _:
@@ -84,7 +84,7 @@ def items_of(value: Any) -> Iterable[Any]:
 
 def show_rows(
     value: Any,
-    output: Output,
+    output: OutputForm,
     columns: Sequence[Column],
     *,
     no_color: bool = False,
@@ -93,7 +93,7 @@ def show_rows(
     numbers: Collection[str] = (),
 ) -> None:
     """Print a list: as a table of these columns, or as data. `numbers`: headings that are aligned to the right."""
-    if output is not Output.TABLE:
+    if output is not OutputForm.TABLE:
         show_data(value, output)
         return
     rows = list(items_of(value))
@@ -117,9 +117,9 @@ def show_rows(
     console(no_color).print(table)
 
 
-def show_facts(value: dict[str, Any], output: Output, *, no_color: bool = False) -> None:
+def show_facts(value: dict[str, Any], output: OutputForm, *, no_color: bool = False) -> None:
     """Print one thing: a line for each fact, or as data."""
-    if output is not Output.TABLE:
+    if output is not OutputForm.TABLE:
         show_data(value, output)
         return
     plain = {name: said for name, fact in value.items() if (said := _flat(fact)) is not _NESTED}

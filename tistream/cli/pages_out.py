@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ARROW = ("arrow", "raw-arrow")
 
 
-class Output(Protocol):
+class PageOutput(Protocol):
     """Takes the pages of a pull."""
 
     def write(self, page: Page) -> int:
@@ -52,7 +52,7 @@ class Output(Protocol):
         """Complete what is written."""
 
 
-def output_of(format: str | None, out: BinaryIO, *, follow: bool) -> Output:
+def output_of(format: str | None, out: BinaryIO, *, follow: bool) -> PageOutput:
     """The output for a format. None: NDJSON, made readable if `out` is a terminal."""
     if format is None and out.isatty():
         return _Readable(out, says_end=not follow)

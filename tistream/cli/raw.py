@@ -15,7 +15,7 @@ import typer
 from tistream.cli.cluster_options import Keyspace, Pd, TlsOptions, endpoints
 from tistream.cli.filter_options import FormatOfKeys
 from tistream.cli.options import OneCluster, OneTenant
-from tistream.cli.output import Output, OutputOption, show_facts
+from tistream.cli.output import OutputForm, OutputOption, show_facts
 from tistream.cli.service import ServiceOptions
 from tistream.errors import InvalidInput
 
@@ -112,7 +112,7 @@ def backup(
 
 
 @commands.command()
-def check(storage: Storage, concurrency: Threads = 4, output: OutputOption = Output.TABLE) -> None:
+def check(storage: Storage, concurrency: Threads = 4, output: OutputOption = OutputForm.TABLE) -> None:
     """Read all files of a backup and compare them with its manifest."""
     from backup.job import open_backup
 
@@ -140,7 +140,7 @@ def restore(
         bool, typer.Option("--again", help="Begin a new restore, also where one was interrupted.")
     ] = False,
     secured: TlsOptions,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputForm.TABLE,
 ) -> None:
     """Restore a backup into a keyspace, or into a cluster of API V1.
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_facts, show_rows
+from tistream.cli.output import Column, NoColor, OutputForm, OutputOption, show_data, show_facts, show_rows
 
 if TYPE_CHECKING:
     from tistream.client import Client
@@ -29,11 +29,11 @@ class ServiceOptions:
     """Where the service is, and the form of its answer."""
 
     url: Url = DEFAULT_URL
-    output: OutputOption = Output.TABLE
+    output: OutputOption = OutputForm.TABLE
 
     @property
     def is_table(self) -> bool:
-        return self.output is Output.TABLE
+        return self.output is OutputForm.TABLE
 
     def get(self, path: str, **parameters: str) -> Any:
         """One answer, without waiting for a service that does not answer."""
@@ -108,9 +108,9 @@ def given(**parameters: str | None) -> dict[str, str]:
     return {name: value for name, value in parameters.items() if value}
 
 
-def show_outcome(outcome: dict[str, Any], output: Output) -> None:
+def show_outcome(outcome: dict[str, Any], output: OutputForm) -> None:
     """Print the result of an action: what it did, or would do."""
-    if output is Output.TABLE:
+    if output is OutputForm.TABLE:
         print(f"{'would happen: ' if outcome['dry_run'] else ''}{outcome['words']}")
     else:
         show_data(outcome, output)
@@ -141,7 +141,7 @@ def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         more = {option.name: given.pop(option.name) for option in added}
         if more.get(_JSON):
-            given[shown[0]] = Output.JSON
+            given[shown[0]] = OutputForm.JSON
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         return command(**given)

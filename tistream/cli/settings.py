@@ -7,26 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.options import Config
-from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.output import NoColor, OutputForm, OutputOption, show_data, show_rows
 
 commands = typer.Typer(help="Look at the settings that a service would start with.", no_args_is_help=True)
 
 
 @commands.command()
-def show(config: Config = None, output: OutputOption = Output.YAML) -> None:
+def show(config: Config = None, output: OutputOption = OutputForm.YAML) -> None:
     """Show the settings as a tree; passwords in addresses are left out."""
     tree: dict[str, Any] = {}
     for row in _rows(config):
         section, name = row["setting"].split(".")
         tree.setdefault(section, {})[name] = row["value"]
-    show_data(tree, Output.YAML if output is Output.TABLE else output)
+    show_data(tree, OutputForm.YAML if output is OutputForm.TABLE else output)
 
 
 @commands.command()
 def explain(
     setting: Annotated[str | None, typer.Argument(help="One setting, or one section; all without it.")] = None,
     config: Config = None,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputForm.TABLE,
     no_color: NoColor = False,
 ) -> None:
     """List settings with value, source, variable and meaning."""

@@ -24,7 +24,7 @@ import typer
 from tistream.cli.run import on_signals
 
 if TYPE_CHECKING:
-    from simulator.dst.crash_points import Failure, Plan
+    from simulator.dst.crash_points import CrashPlan, Failure
     from simulator.dst.results import Results
     from simulator.dst.run import Outcome
 
@@ -261,16 +261,16 @@ def _keep(path: Path, job: _Job, outcome: Outcome) -> None:
         file.write(f"{' '.join(parts)}  # {' '.join(why.split())[:_WHY_CHARS]}\n")
 
 
-def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs: bool, every: int) -> Plan:
+def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs: bool, every: int) -> CrashPlan:
     """The plan that the options describe."""
-    from simulator.dst.crash_points import PAIRS, Plan
+    from simulator.dst.crash_points import PAIRS, CrashPlan
 
-    plan = replace(PAIRS if pairs else Plan(), every=every, mutant=mutant)
+    plan = replace(PAIRS if pairs else CrashPlan(), every=every, mutant=mutant)
     plan = plan if profile is None else replace(plan, scenario=profile)
     return plan if seed is None else replace(plan, seed=seed)
 
 
-def play_all(plan: Plan, jobs: int) -> bool:
+def play_all(plan: CrashPlan, jobs: int) -> bool:
     """Enumerate; with a mutant only up to the first violation. Whether nothing failed."""
     from simulator.dst.crash_points import Tally, enumerate_points
 
@@ -285,7 +285,7 @@ def play_all(plan: Plan, jobs: int) -> bool:
     return not tally.failures
 
 
-def play_one(plan: Plan, text: str, *, whole: bool) -> bool:
+def play_one(plan: CrashPlan, text: str, *, whole: bool) -> bool:
     """Play the run with these points. Whether it held."""
     from simulator.dst.boundaries import parse_points
     from simulator.dst.crash_points import Failure, play
@@ -301,7 +301,7 @@ def play_one(plan: Plan, text: str, *, whole: bool) -> bool:
     return True
 
 
-def _report(plan: Plan, failure: Failure, *, whole: bool) -> None:
+def _report(plan: CrashPlan, failure: Failure, *, whole: bool) -> None:
     """Print a failure, and the command that repeats it."""
     text = ",".join(str(point) for point in failure.points)
     print("\n".join(failure.outcome.story if whole else failure.outcome.story[-_CRASH_STORY_LINES:]))

@@ -9,7 +9,7 @@ import typer
 
 from tistream.admin.core.units import kind_words, seconds_text
 from tistream.cli.options import OneCluster, OneTenant
-from tistream.cli.output import Column, Output, console, show_data, show_rows
+from tistream.cli.output import Column, OutputForm, console, show_data, show_rows
 from tistream.cli.service import ServiceOptions, TableOptions, TenantOptions, connect, tenant_path
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def status(to: TableOptions) -> None:
     if to.is_table:
         _show_status(to, service, tenants)
     else:
-        show_data([service, *tenants] if to.output is Output.NDJSON else {**service, "tenants": tenants}, to.output)
+        show_data([service, *tenants] if to.output is OutputForm.NDJSON else {**service, "tenants": tenants}, to.output)
 
 
 def _releases(workers: list[dict[str, Any]]) -> dict[str, int]:
@@ -70,7 +70,7 @@ def _show_status(to: TableOptions, service: dict[str, Any], tenants: list[dict[s
             lag = f"ended, complete up to {tenant['resolved_time']}"
         kind = f" ({kind_words(tenant)})" if tenant["keyspace"] else ""
         title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}{kind}: {tenant['state']}, {lag}"
-        show_rows(tenant["tasks"], Output.TABLE, columns, no_color=to.no_color, title=title)
+        show_rows(tenant["tasks"], OutputForm.TABLE, columns, no_color=to.no_color, title=title)
 
 
 def lag(to: ServiceOptions, cluster: OneCluster = None, tenant: OneTenant = None) -> None:

@@ -17,7 +17,7 @@ from tistream.cli.cluster_options import Keyspace
 from tistream.cli.filter_options import EndKey, FormatOfKeys, StartKey
 from tistream.cli.key import OverlapHours, show_new
 from tistream.cli.options import DEFAULT_URL, Url
-from tistream.cli.output import Column, Output, OutputOption, show_data, show_facts, show_rows
+from tistream.cli.output import Column, OutputForm, OutputOption, show_data, show_facts, show_rows
 from tistream.cli.service import (
     ActionOptions,
     ServiceOptions,
@@ -39,7 +39,7 @@ _SHOWN_ONCE = "(shown once)"
 Reason = Annotated[str, typer.Option(help="Shown with the tenant.")]
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """What a tenant's keys are."""
 
     TIDB = "tidb"
@@ -59,8 +59,8 @@ class NotActive(TiStreamError):
 def register(
     of: TenantOptions,
     kind: Annotated[
-        Kind, typer.Option(help="The kind of its keys: tables of TiDB, or a keyspace of RawKV or TxnKV.")
-    ] = Kind.TIDB,
+        KeyKind, typer.Option(help="The kind of its keys: tables of TiDB, or a keyspace of RawKV or TxnKV.")
+    ] = KeyKind.TIDB,
     keyspace: Keyspace = None,
     start_key: StartKey = None,
     end_key: EndKey = None,
@@ -68,7 +68,7 @@ def register(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after this many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
-    output: OutputOption = Output.JSON,
+    output: OutputOption = OutputForm.JSON,
 ) -> None:
     """Register a tenant.
 
@@ -85,7 +85,7 @@ def register(
             start_key=_key("--start-key", start_key, key_format),
             end_key=_key("--end-key", end_key, key_format),
         )
-        show_data(made, output) if output is not Output.TABLE else show_facts(made, output)
+        show_data(made, output) if output is not OutputForm.TABLE else show_facts(made, output)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
         if check := made["push"].get("check"):  # a service of an earlier version names none
@@ -111,7 +111,7 @@ def list_all(to: TableOptions) -> None:
 
 
 @commands.command()
-def show(of: TenantOptions, url: Url = DEFAULT_URL, output: OutputOption = Output.JSON) -> None:
+def show(of: TenantOptions, url: Url = DEFAULT_URL, output: OutputOption = OutputForm.JSON) -> None:
     """Show one tenant with its tasks and stores."""
     with connect(url) as client, _hint(client):
         show_data(client.get(of.path()), output)

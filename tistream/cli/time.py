@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from tistream import ts as tso
-from tistream.cli.output import Output, OutputOption, show_data
+from tistream.cli.output import OutputForm, OutputOption, show_data
 from tistream.errors import InvalidInput
 
 
 def show(
-    value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time.")], output: OutputOption = Output.TABLE
+    value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time.")], output: OutputOption = OutputForm.TABLE
 ) -> None:
     """Show a TSO as wall time, or a time as TSO."""
     ts = moment(value)
-    if output is not Output.TABLE:
+    if output is not OutputForm.TABLE:
         show_data({"ts": str(ts), "time": tso.to_text(ts), "logical": tso.logical(ts)}, output)
         return
     print(f"{ts} · {tso.to_text(ts)} · physical {tso.physical_ms(ts)} ms · logical {tso.logical(ts)}")

@@ -44,12 +44,12 @@ def verify(
     must not have passed the timestamp. Exit status 1: a table differs, or one side lacks a table or a column."""
     from contextlib import closing
 
-    from backup.tidb import Database, TableResult, TableVerifier
+    from backup.tidb import SqlAddress, TableResult, TableVerifier
     from reading.filters.core.rules import parse_table_rules
     from tistream.cli.progress import Progress
 
     host, _, port = tidb.rpartition(":") if tidb.rpartition(":")[2].isdecimal() else (tidb, "", str(_PORT))
-    at = Database(
+    at = SqlAddress(
         host=host.strip("[]"), port=int(port), user=user, password=password,
         ca_path=None if ca_path is None else str(ca_path), snapshot=not no_snapshot,
     )  # fmt: skip

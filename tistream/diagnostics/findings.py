@@ -21,7 +21,7 @@ from tistream.errors import TiStreamError
 SKEW_WARN_MS, SKEW_FAIL_MS = 1_000, 60_000
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
@@ -34,24 +34,24 @@ class Finding:
     """The result of one check. The runner sets `name`."""
 
     name: str
-    verdict: Verdict
+    verdict: Severity
     words: str
     facts: dict[str, object]
 
 
 def ok(words: str, **facts: object) -> Finding:
     """The check passed."""
-    return Finding("", Verdict.OK, words, facts)
+    return Finding("", Severity.OK, words, facts)
 
 
 def warn(words: str, **facts: object) -> Finding:
     """It works, but needs attention."""
-    return Finding("", Verdict.WARN, words, facts)
+    return Finding("", Severity.WARN, words, facts)
 
 
 def fail(words: str, **facts: object) -> Finding:
     """It will not work."""
-    return Finding("", Verdict.FAIL, words, facts)
+    return Finding("", Severity.FAIL, words, facts)
 
 
 class Checklist:
@@ -67,7 +67,7 @@ class Checklist:
         except TiStreamError as e:
             result = fail(f"{e}; {e.hint}" if e.hint else str(e), code=e.code)
         self.findings.append(replace(result, name=name))
-        return result.verdict is not Verdict.FAIL
+        return result.verdict is not Severity.FAIL
 
 
 def least_offset_ms(earliest_ms: int, latest_ms: int, before_ms: int, after_ms: int) -> int:

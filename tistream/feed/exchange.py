@@ -44,7 +44,7 @@ Arrived = FeedBatch | TiStreamError | Fine
 class Mailbox:
     """What has arrived for one subscription and was not taken yet. Taken from by one thread."""
 
-    def __init__(self, exchange: Exchange, sub: int, arrived: Wake) -> None:
+    def __init__(self, exchange: ExchangeClient, sub: int, arrived: Wake) -> None:
         self._exchange, self._sub, self._arrived = exchange, sub, arrived
         self._queue: deque[Arrived] = deque()
         self._taken = self._taken_bytes = 0  # since the window was last reopened
@@ -90,7 +90,7 @@ class Mailbox:
         self._arrived.set()
 
 
-class Exchange:
+class ExchangeClient:
     """Thread-safe. Raises nothing once it is made: subscribers get errors from their mailboxes."""
 
     def __init__(self, client: fl.FlightClient, name: str, token: str, clock: Clock) -> None:

@@ -27,9 +27,9 @@ from tistream.catalog.work.stores import store_places
 from tistream.catalog.work.workers import list_workers
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
-from tistream.feed.exchange import Arrived, Exchange, Mailbox
+from tistream.feed.exchange import Arrived, ExchangeClient, Mailbox
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
-from tistream.feed.tls import Tls, TlsFiles, connect
+from tistream.feed.tls import FeedTls, FeedTlsFiles, connect
 from tistream.feed.wire import SILENT_S, of_flight
 from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
@@ -42,7 +42,7 @@ SLOW_S = 2.0  # an attempt to connect that takes longer is shown
 
 Locate = Callable[[Tenant, int], str | None]
 Bearer = Callable[[], str]  #: the service token to present
-Dial = Callable[[str, TlsFiles | None], tuple[fl.FlightClient, Tls | None]]
+Dial = Callable[[str, FeedTlsFiles | None], tuple[fl.FlightClient, FeedTls | None]]
 
 
 def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
@@ -90,8 +90,8 @@ def token_of_catalog(catalog: Catalog) -> Bearer:
 @dataclass(slots=True)
 class _Peer:
     client: fl.FlightClient
-    tls: Tls | None
-    exchange: Exchange | None = None
+    tls: FeedTls | None
+    exchange: ExchangeClient | None = None
     retry_at: float = 0.0  #: no new exchange before, after one that received nothing
     error: str = ""  #: why the last one ended
     used_at: float = 0.0  #: when a subscription was opened last
@@ -141,7 +141,7 @@ class FlightFeed:
         bearer: Bearer,
         clock: Clock | None = None,
         *,
-        tls: TlsFiles | None = None,
+        tls: FeedTlsFiles | None = None,
         dial: Dial = connect,
     ) -> None:
         """`locate` returns the address (`grpc://host:port`, with TLS `grpc+tls://host:port`) of a store's dispatcher,
@@ -201,7 +201,7 @@ class FlightFeed:
             raise _unavailable(request, e, address) from e
         return exchange.subscribe(request, arrived)
 
-    def _exchange(self, address: str) -> Exchange:
+    def _exchange(self, address: str) -> ExchangeClient:
         """The exchange with this dispatcher, a new one if needed. ConnectionError while it is too early for one."""
         now, unused = self._clock.monotonic(), list[_Peer]()
         with self._lock:
@@ -232,7 +232,7 @@ class FlightFeed:
                 peer.client.close()
                 peer.client, peer.tls = self._dial(address, self._tls)
             if peer.exchange is None:
-                peer.exchange = Exchange(peer.client, f"feed {address}", token, self._clock)
+                peer.exchange = ExchangeClient(peer.client, f"feed {address}", token, self._clock)
             return peer.exchange
 
     def _forget(self, now: float) -> list[_Peer]:

@@ -20,10 +20,10 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import note_schema_snapshot
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
 from tistream.feed.flight import Bearer, Locate
-from tistream.feed.tls import TlsFiles, connect
+from tistream.feed.tls import FeedTlsFiles, connect
 from tistream.feed.wire import LOOK, call_options, encode_files
 from tistream.objectstore.layout import BatchKey
-from tistream.objectstore.notifications import Written, read_events
+from tistream.objectstore.notifications import NotifiedObject, read_events
 from tistream.runtime import metrics
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ class Notifications:
     def __init__(self, catalog: Catalog, look: Look, bucket: str, prefix: str) -> None:
         self._catalog, self._look, self._bucket, self._prefix = catalog, look, bucket, prefix
 
-    def read(self, body: bytes) -> Written:
+    def read(self, body: bytes) -> NotifiedObject:
         """What a message names. InvalidInput when it is none of an S3 server."""
         try:
             events = read_events(body, self._bucket, self._prefix)
@@ -53,7 +53,7 @@ class Notifications:
         _IGNORED.inc(events.ignored)
         return events
 
-    def pass_on(self, written: Sequence[Written]) -> None:
+    def pass_on(self, written: Sequence[NotifiedObject]) -> None:
         """Make the processes look. An error is counted only."""
         files = [key for each in written for key in each.files]
         tenants = sorted({tenant for each in written for tenant in each.schemas})
@@ -75,7 +75,7 @@ class Notifications:
 class LookByFlight:
     """Calls dispatchers of other processes. Thread-safe."""
 
-    def __init__(self, locate: Locate, bearer: Bearer, *, tls: TlsFiles | None = None) -> None:
+    def __init__(self, locate: Locate, bearer: Bearer, *, tls: FeedTlsFiles | None = None) -> None:
         self._locate, self._bearer, self._tls = locate, bearer, tls
         self._lock = threading.Lock()
         self._clients: dict[str, fl.FlightClient] = {}

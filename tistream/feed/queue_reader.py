@@ -15,7 +15,7 @@ from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotificationsUnavailable
 from tistream.feed.hints import Notifications
 from tistream.model.problem import Problem
-from tistream.objectstore.notifications import Written
+from tistream.objectstore.notifications import NotifiedObject
 from tistream.runtime.service import Repeating
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,7 @@ class QueueReader:
         except (BotoCoreError, ClientError) as e:
             raise NotificationsUnavailable(queue=self._queue_url, cause=str(e)) from e
 
-    def _read(self, body: str) -> Written | None:
+    def _read(self, body: str) -> NotifiedObject | None:
         try:
             return self._notifications.read(body.encode("utf-8", "surrogateescape"))
         except InvalidInput as e:

@@ -20,7 +20,7 @@ TLS_SCHEME = "grpc+tls://"
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class FeedTls:
     """The contents of the files, and whom to accept."""
 
     certificate: bytes
@@ -43,7 +43,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
+class FeedTlsFiles:
     """Where they are."""
 
     certificate: Path
@@ -52,7 +52,7 @@ class TlsFiles:
     peer_name: str = ""
 
     @classmethod
-    def of(cls, settings: FeedSettings) -> TlsFiles | None:
+    def of(cls, settings: FeedSettings) -> FeedTlsFiles | None:
         """The files of the settings; None: the feed is not encrypted."""
         if not settings.tls_certificate:
             return None
@@ -60,7 +60,7 @@ class TlsFiles:
             Path(settings.tls_certificate), Path(settings.tls_key), Path(settings.tls_ca), settings.tls_peer_name
         )
 
-    def read(self) -> Tls:
+    def read(self) -> FeedTls:
         """The present contents. ConfigError when a file cannot be read, is not PEM, or the key is of another
         certificate."""
         read = self._read()
@@ -80,12 +80,12 @@ class TlsFiles:
             raise ConfigError("the files of [feed] changed while they were read", certificate=self.certificate)
         return read
 
-    def _read(self) -> Tls:
+    def _read(self) -> FeedTls:
         certificate, key, ca = (_contents(path) for path in (self.certificate, self.key, self.ca))
-        return Tls(certificate, key, ca, self.peer_name)
+        return FeedTls(certificate, key, ca, self.peer_name)
 
 
-def connect(address: str, files: TlsFiles | None) -> tuple[fl.FlightClient, Tls | None]:
+def connect(address: str, files: FeedTlsFiles | None) -> tuple[fl.FlightClient, FeedTls | None]:
     """A client of a dispatcher's port, and the contents that it uses. FeedUnavailable when these settings ask for TLS
     and the dispatcher has none: the token would be sent in the clear."""
     if files is None:

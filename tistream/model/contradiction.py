@@ -9,7 +9,7 @@ from typing import NamedTuple
 SAMPLE_ROWS_MAX = 20  #: rows that a record names
 
 
-class BatchFile(NamedTuple):
+class BatchFileId(NamedTuple):
     """A batch file of a tenant's store."""
 
     store_id: int
@@ -41,5 +41,5 @@ class Contradiction:
     sample: Sequence[ContradictingRow]  #: those with the lowest commit_ts
 
     @property
-    def file(self) -> BatchFile:
-        return BatchFile(self.store_id, self.incarnation, self.seq)
+    def file(self) -> BatchFileId:
+        return BatchFileId(self.store_id, self.incarnation, self.seq)

@@ -25,7 +25,7 @@ _CREATED = ("ObjectCreated:", "s3:ObjectCreated:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class NotifiedObject:
     """What notifications name."""
 
     files: tuple[BatchKey, ...]  #: the newest file of each store and incarnation
@@ -33,7 +33,7 @@ class Written:
     ignored: int = 0  #: events about anything else
 
 
-def read_events(body: bytes, bucket: str, prefix: str = "") -> Written:
+def read_events(body: bytes, bucket: str, prefix: str = "") -> NotifiedObject:
     """The files that one message names. InvalidInput when it is no message of an S3 server."""
     files: dict[tuple[Tenant, int, int], BatchKey] = {}
     schemas, ignored = set(), 0
@@ -46,7 +46,7 @@ def read_events(body: bytes, bucket: str, prefix: str = "") -> Written:
                 schemas.add(tenant)
             case _:
                 ignored += 1
-    return Written(files=tuple(files.values()), schemas=frozenset(schemas), ignored=ignored)
+    return NotifiedObject(files=tuple(files.values()), schemas=frozenset(schemas), ignored=ignored)
 
 
 def _records(body: bytes) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from itertools import islice
 from tistream.clock import Clock
 
 
-class Waker:
+class ItemWaker:
     """Marks one item ready; the event that producers set (`tistream.feed.protocol.Wake`)."""
 
     __slots__ = ("_number", "_queue")

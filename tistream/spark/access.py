@@ -42,7 +42,7 @@ WHOLE = PageForm()
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReadSpan:
     """What is read, from `start_ts` or `cursor`."""
 
     scope: Scope
@@ -59,11 +59,11 @@ class Span:
 class ChangeLog(Protocol):
     """The log of one tenant."""
 
-    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page | PullAnswer:
+    def pull(self, span: ReadSpan, limit: int, form: PageForm = WHOLE) -> Page | PullAnswer:
         """A page. The content is an Arrow stream. `form`: of decoded rows."""
         ...
 
-    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+    def splits(self, span: ReadSpan, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
         """A plan, see `splits` of the client."""
         ...
 
@@ -86,13 +86,13 @@ class _OverHttp:
     def __init__(self, client: Client, options: ReadOptions) -> None:
         self._tenant, self._format = client.tenant(options.cluster, options.tenant), _format(options)
 
-    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page:
+    def pull(self, span: ReadSpan, limit: int, form: PageForm = WHOLE) -> Page:
         return self._tenant.within(span.scope.database, span.scope.table).page(
             format=self._format, start=span.start_ts, cursor=span.cursor, end=span.end_ts, limit=limit,
             schema_ts=form.schema_ts, columns=form.columns,
         )  # fmt: skip
 
-    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+    def splits(self, span: ReadSpan, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
         return self._tenant.within(span.scope.database, span.scope.table).splits(
             start=span.start_ts, end=span.end_ts, cursor=span.cursor, rows=rows, parts=parts, part_bytes=part_bytes
         )
@@ -106,12 +106,12 @@ class _KeysOverHttp:
         self._path = f"/v1/clusters/{options.cluster}/tenants/{options.tenant}/kv/changes"
         self._params = given(asdict(keys)) | {"format": _format(options)}
 
-    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page:
+    def pull(self, span: ReadSpan, limit: int, form: PageForm = WHOLE) -> Page:
         params = {**self._params, **span.params, "limit": str(limit)}
         answer = self._client.request("GET", self._path, params=params, timeout_s=TIMEOUT_S)
         return page_of(answer.content, answer.headers)
 
-    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+    def splits(self, span: ReadSpan, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
         params = span.params | given({"rows": rows, "parts": parts, "part_bytes": part_bytes})
         plan: dict[str, Any] = self._client.get(f"{self._path}/splits", **params)
         return plan
@@ -137,7 +137,7 @@ class _Direct:
         self._options = options
         self._services = _services(options.catalog, options.object_store)
 
-    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> PullAnswer:
+    def pull(self, span: ReadSpan, limit: int, form: PageForm = WHOLE) -> PullAnswer:
         from reading.filters import parse_filter
         from reading.pages.pull import pull
         from reading.pages.request import PullRequest
@@ -149,7 +149,7 @@ class _Direct:
         )  # fmt: skip
         return pull(self._services, request)
 
-    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+    def splits(self, span: ReadSpan, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
         from reading.pages.splits import SplitRequest, plan, shown
 
         request = SplitRequest(

@@ -41,7 +41,7 @@ from tistream.errors import (
     TsOutOfRange,
 )
 from tistream.limits import SPLITS_MAX
-from tistream.spark.access import WHOLE, ChangeLog, PageForm, Span, open_log
+from tistream.spark.access import WHOLE, ChangeLog, PageForm, ReadSpan, open_log
 from tistream.spark.columns import BEGIN_AGAIN, Conform, like, names_of, own_name, spark_schema
 from tistream.spark.core.filters import Narrowed, narrow
 from tistream.spark.core.options import ReadOptions, Scope, parse_options
@@ -128,7 +128,7 @@ class TiStreamDataSource(DataSource):
         of = self._options
         form = PageForm(schema_ts=self._looked_up_ts) if of.decodes else WHOLE
         with open_log(of) as log:
-            page = log.pull(Span(of.scope, "earliest", "earliest"), 1, form)
+            page = log.pull(ReadSpan(of.scope, "earliest", "earliest"), 1, form)
         return pa.ipc.open_stream(page.content).schema
 
     def _schema_moment(self, log: ChangeLog, of: ReadOptions) -> str:
@@ -144,7 +144,7 @@ class TiStreamDataSource(DataSource):
 
 def _position(log: ChangeLog, scope: Scope, ts: str) -> dict[str, Any]:
     """An empty plan at a timestamp: its cursor, and what is served."""
-    return log.splits(Span(scope, ts, ts))
+    return log.splits(ReadSpan(scope, ts, ts))
 
 
 def _begin(log: ChangeLog, start_ts: str) -> tuple[str, int]:
@@ -182,7 +182,7 @@ class _Reader(DataSourceReader):
                 if self._narrowed == Narrowed():
                     raise
                 # the filter's own fault: it names what does not exist, or did not at that time
-                log.splits(Span(of.scope, of.end_ts, of.start_ts))
+                log.splits(ReadSpan(of.scope, of.end_ts, of.start_ts))
                 return []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -204,7 +204,7 @@ class _Reader(DataSourceReader):
             if upto <= after:
                 return []
             start, end = str(after), str(upto)
-        return _parts(log, self._query, Span(scope, end, start))
+        return _parts(log, self._query, ReadSpan(scope, end, start))
 
 
 class _FilteredReader(_Reader):
@@ -250,7 +250,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._clock.wait(threading.Event(), left)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with open_log(self._query.options) as log:
-            plan = log.splits(Span(self._query.options.scope, self._target, cursor=start["cursor"]), rows=rows)
+            plan = log.splits(ReadSpan(self._query.options.scope, self._target, cursor=start["cursor"]), rows=rows)
         end = int(plan["end_ts"])
         idle_ms = tso.physical_ms(end) - tso.physical_ms(int(start["commit_ts"]))
         if end <= int(start["commit_ts"]) or (plan["rows"] == 0 and not plan["has_more"] and idle_ms < _IDLE_MS):
@@ -271,7 +271,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if int(start["commit_ts"]) >= int(end["commit_ts"]):
             return []
         with open_log(self._query.options) as log:
-            span = Span(self._query.options.scope, end["commit_ts"], cursor=start["cursor"])
+            span = ReadSpan(self._query.options.scope, end["commit_ts"], cursor=start["cursor"])
             return _parts(log, self._query, span)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -287,7 +287,7 @@ def _offset(commit_ts: str, cursor: str) -> Offset:
     return {"commit_ts": commit_ts, "cursor": cursor}
 
 
-def _parts(log: ChangeLog, query: _Query, span: Span) -> list[InputPartition]:
+def _parts(log: ChangeLog, query: _Query, span: ReadSpan) -> list[InputPartition]:
     """The parts up to the end, which was served when it was chosen. What this server does not serve now is one more
     part, whose reader waits for it: another server was ahead, or a store of the tenant was quarantined since."""
     of = query.options
@@ -343,7 +343,7 @@ def _pulled(log: ChangeLog, query: _Query, part: ChangePartition, cursor: str) -
     """The next page; None from a server that does not know the schema of the query yet. InvalidInput for a column that
     was changed since the query began."""
     try:
-        return log.pull(Span(part.scope, part.end_ts, cursor=cursor), query.options.rows_per_page, query.form)
+        return log.pull(ReadSpan(part.scope, part.end_ts, cursor=cursor), query.options.rows_per_page, query.form)
     except TsOutOfRange:
         return None
     except NotConvertible as e:

@@ -49,7 +49,7 @@ from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api, server_version
 from tistream.tikv.core.kv_messages import read_fault
 from tistream.tikv.core.raw_messages import Columns, RawRefused, RawSpace, Seconds
-from tistream.tikv.core.region_map import Known, RegionMap
+from tistream.tikv.core.region_map import CachedRegion, RegionMap
 from tistream.tikv.pd import PdClient
 from tistream.tikv.region_leaders import BUSY_S, Allowed, OutOfTime, Retries, Stores, TryLater, forever
 
@@ -340,12 +340,12 @@ class RawClient:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _ask(self, known: Known, name: str, body: bytes, kind: type[A], allowed: Allowed) -> A:
+    def _ask(self, known: CachedRegion, name: str, body: bytes, kind: type[A], allowed: Allowed) -> A:
         return self._call(known, name, body, lambda answer: m.read_answer(kind, answer), allowed)
 
     def _call(
         self,
-        known: Known,
+        known: CachedRegion,
         name: str,
         body: bytes,
         read: Callable[[bytes], T | wire.RegionError],
@@ -382,7 +382,7 @@ class RawClient:
             self._learn(known, place, answer)
         return answer  # type: ignore[return-value]
 
-    def _learn(self, known: Known, place: str, error: wire.RegionError) -> None:
+    def _learn(self, known: CachedRegion, place: str, error: wire.RegionError) -> None:
         """Note a region error, and raise what it means."""
         fault = read_fault(error)
         if fault.kind.name == "RAFT_ENTRY_TOO_LARGE":
@@ -394,7 +394,7 @@ class RawClient:
         busy_s = fault.backoff_ms / 1000 or BUSY_S if fault.kind.name == "SERVER_IS_BUSY" else 0.0
         raise TryLater(f"{place}: {fault.kind.name} {fault.message}".rstrip(), at_once=at_once, at_least_s=busy_s)
 
-    def _region_at(self, key: bytes) -> Known:
+    def _region_at(self, key: bytes) -> CachedRegion:
         """The region of a key on the wire."""
         with self._lock:
             if (known := self._known.find(key)) is not None:

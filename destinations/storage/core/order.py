@@ -38,7 +38,7 @@ Interval = tuple[int, int]
 """Commit timestamps above the first, up to the second."""
 
 
-class Kind(StrEnum):
+class RowProblem(StrEnum):
     """What is found in files."""
 
     AGAIN_NAMED = "again, named by an event"
@@ -51,14 +51,14 @@ class Kind(StrEnum):
     @property
     def is_fault(self) -> bool:
         """Whether the promises are broken."""
-        return self not in (Kind.AGAIN_NAMED, Kind.BEHIND_NAMED)
+        return self not in (RowProblem.AGAIN_NAMED, RowProblem.BEHIND_NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ProblemRows:
     """Rows of a table or of one of its files."""
 
-    kind: Kind
+    kind: RowProblem
     place: str  #: the file; the table when no file has them
     other: str = ""  #: the file that had them first, or that has the later changes
     rows: int
@@ -66,7 +66,7 @@ class Found:
     most_ts: int
 
     def __str__(self) -> str:
-        of = {Kind.AGAIN: "as in", Kind.AGAIN_NAMED: "as in"}.get(self.kind, "later ones are in")
+        of = {RowProblem.AGAIN: "as in", RowProblem.AGAIN_NAMED: "as in"}.get(self.kind, "later ones are in")
         other = f", {of} {self.other}" if self.other else ""
         return f"{self.place}: {self.rows:,} rows {self.kind}{other}, commit_ts {self.least_ts} to {self.most_ts}"
 
@@ -80,7 +80,9 @@ class FileRows:
     digests: U64  #: of the bytes of each row
 
 
-def read_in_order(files: Sequence[FileRows], named: Sequence[Interval], *, has_key: bool) -> tuple[list[Found], U64]:
+def read_in_order(
+    files: Sequence[FileRows], named: Sequence[Interval], *, has_key: bool
+) -> tuple[list[ProblemRows], U64]:
     """(what is not once and in order, the commit timestamps of the rows without those that are there again). `files` in
     the order in which they are read. Without a key equal rows of a transaction are different ones: none is there again,
     but in another file below an earlier row."""
@@ -98,18 +100,18 @@ def read_in_order(files: Sequence[FileRows], named: Sequence[Interval], *, has_k
     for above, upto in named:
         is_named |= (ts > np.uint64(above)) & (ts <= np.uint64(upto))
     later = np.searchsorted(highest, ts, side="right").clip(max=len(ts) - 1)  # the first row that is above each
-    faults = list[Found]()
+    faults = list[ProblemRows]()
     for kind, rows, others in (
-        (Kind.AGAIN, again & ~is_named, first),
-        (Kind.BEHIND, behind & ~again & ~is_named, later),
-        (Kind.AGAIN_NAMED, again & is_named, first),
-        (Kind.BEHIND_NAMED, behind & ~again & is_named, later),
+        (RowProblem.AGAIN, again & ~is_named, first),
+        (RowProblem.BEHIND, behind & ~again & ~is_named, later),
+        (RowProblem.AGAIN_NAMED, again & is_named, first),
+        (RowProblem.BEHIND_NAMED, behind & ~again & is_named, later),
     ):
         faults += _by_file(kind, files, np.flatnonzero(rows), file_of, file_of[others], ts)
     return faults, ts[~again]
 
 
-def compare_commits(table: str, there: U64, log: U64, above: int, upto: int) -> list[Found]:
+def compare_commits(table: str, there: U64, log: U64, above: int, upto: int) -> list[ProblemRows]:
     """What the log has and the files lack in (above, upto], and the other way round. `there`, `log`: the commit
     timestamp of each row. Files may have two rows for one of the log, never fewer."""
     ours, here = _counted(there, above, upto)
@@ -119,11 +121,11 @@ def compare_commits(table: str, there: U64, log: U64, above: int, upto: int) -> 
     missing = np.maximum(in_log - in_files, 0)
     strange = np.where(in_log == 0, in_files, 0)
     return [
-        Found(
+        ProblemRows(
             kind=kind, place=table, rows=int(rows.sum()), least_ts=int(every[rows > 0].min()),
             most_ts=int(every[rows > 0].max()),
         )
-        for kind, rows in ((Kind.LOST, missing), (Kind.NOT_IN_LOG, strange))
+        for kind, rows in ((RowProblem.LOST, missing), (RowProblem.NOT_IN_LOG, strange))
         if rows.any()
     ]  # fmt: skip
 
@@ -139,13 +141,13 @@ def _first_copies(ts: U64, digests: U64) -> npt.NDArray[np.int64]:
 
 
 def _by_file(
-    kind: Kind,
+    kind: RowProblem,
     files: Sequence[FileRows],
     rows: npt.NDArray[np.int64],
     file_of: npt.NDArray[np.int64],
     other_of: npt.NDArray[np.int64],
     ts: U64,
-) -> list[Found]:
+) -> list[ProblemRows]:
     """One entry for each pair of files."""
     pairs = file_of[rows] * len(files) + other_of[rows]
     faults = []
@@ -153,7 +155,7 @@ def _by_file(
         chosen = ts[rows[pairs == pair]]
         mine, other = divmod(pair, len(files))
         faults.append(
-            Found(
+            ProblemRows(
                 kind=kind, place=files[mine].name, other=files[other].name, rows=len(chosen),
                 least_ts=int(chosen.min()), most_ts=int(chosen.max()),
             )

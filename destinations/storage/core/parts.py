@@ -94,7 +94,7 @@ _BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PartFiles:
     """Where the changes of a part go."""
 
     part: str  #: see `name_of`
@@ -109,7 +109,7 @@ class Record:
     """The places of the parts of a stretch, in their order."""
 
     layout: Layout
-    places: Sequence[Place]
+    places: Sequence[PartFiles]
 
     def text(self) -> str:
         layout = [self.layout.date_separator, self.layout.partitions]
@@ -122,7 +122,7 @@ def parsed(text: str | bytes) -> Record:
     values = orjson.loads(text)
     separator, partitions = values["layout"]
     places = [
-        Place(part=part, version=version, digest=digest, numbers=tuple(numbers), counts=tuple(counts))
+        PartFiles(part=part, version=version, digest=digest, numbers=tuple(numbers), counts=tuple(counts))
         for part, version, digest, numbers, counts in values["places"]
     ]
     return Record(layout=Layout(date_separator=separator, partitions=partitions), places=places)

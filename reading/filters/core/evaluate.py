@@ -32,7 +32,7 @@ from reading.filters.core.syntax import (
     Some,
 )
 from schemas.names import folded
-from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import ColumnSpec, ValueKind, kind_of
 
 _OPERATORS: dict[str, Callable[..., pa.Array]] = {
     "=": pc.equal,
@@ -195,7 +195,7 @@ def _like(spec: ColumnSpec, values: pa.Array, pattern: str, escape: str) -> pa.A
     scale = scale_of(spec)
     if scale not in (Scale.TEXT, Scale.BYTES):
         raise DoesNotFit(f"column {spec.name} is not text: LIKE compares text")
-    if kind_of(spec) is Kind.BINARY:
+    if kind_of(spec) is ValueKind.BINARY:
         pattern = pattern.encode().decode("latin-1")
         values = values.cast(pa.binary())
     parts, at = ["(?s)^"], 0
@@ -214,6 +214,6 @@ def _like(spec: ColumnSpec, values: pa.Array, pattern: str, escape: str) -> pa.A
 
 def _quoted(character: str, spec: ColumnSpec) -> str:
     """One character as itself; a byte of a binary column by its number."""
-    if kind_of(spec) is Kind.BINARY:
+    if kind_of(spec) is ValueKind.BINARY:
         return f"\\x{ord(character):02x}"
     return re.escape(character)

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from reading.filters.core.syntax import Literal
 from tistream.codec.row.encode import pack_time
-from tistream.codec.row.layout import TIMESTAMP, ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import TIMESTAMP, ColumnSpec, ValueKind, kind_of
 from tistream.codec.row.text import enum_labels, set_labels
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,100}(?:\.\d{0,100})?|\.\d{1,100})(?:[eE][+-]?\d{1,3})?")
@@ -32,9 +32,9 @@ _MOMENT = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?)?(Z|[+-]\d{2}:\d{2})?"
 )
 _SPAN = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
-_WHOLE = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT})
-_LABELLED = frozenset({Kind.ENUM, Kind.SET})
-_NUMBERS = frozenset({*_WHOLE, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE})
+_WHOLE = frozenset({ValueKind.SIGNED, ValueKind.UNSIGNED, ValueKind.YEAR, ValueKind.BIT})
+_LABELLED = frozenset({ValueKind.ENUM, ValueKind.SET})
+_NUMBERS = frozenset({*_WHOLE, ValueKind.DECIMAL, ValueKind.FLOAT, ValueKind.DOUBLE})
 
 
 class Scale(StrEnum):
@@ -61,13 +61,13 @@ class Constant:
 def scale_of(spec: ColumnSpec) -> Scale:
     """How the column's values are compared with each other and with texts. DoesNotFit when they are not."""
     match kind_of(spec):
-        case Kind.FLOAT | Kind.DOUBLE:
+        case ValueKind.FLOAT | ValueKind.DOUBLE:
             return Scale.FLOAT
-        case Kind.TEXT | Kind.ENUM | Kind.SET:
+        case ValueKind.TEXT | ValueKind.ENUM | ValueKind.SET:
             return Scale.TEXT
-        case Kind.BINARY:
+        case ValueKind.BINARY:
             return Scale.BYTES
-        case Kind.JSON | Kind.VECTOR | Kind.UNKNOWN:
+        case ValueKind.JSON | ValueKind.VECTOR | ValueKind.UNKNOWN:
             raise DoesNotFit(f"column {spec.name} has a type that is not compared; IS [NOT] NULL is possible")
         case _:
             return Scale.COUNT
@@ -80,7 +80,7 @@ def on_scale(spec: ColumnSpec, values: pa.Array, scale: Scale) -> pa.Array:
         # beyond 2^53 to the nearest double, as SQL does; -0.0 becomes 0.0, which is_in tells apart
         return pc.add(values.cast(pa.float64(), safe=False), 0.0)
     if scale is Scale.TEXT and kind in _LABELLED:
-        return enum_labels(spec, values) if kind is Kind.ENUM else set_labels(spec, values)
+        return enum_labels(spec, values) if kind is ValueKind.ENUM else set_labels(spec, values)
     return values
 
 
@@ -95,9 +95,9 @@ def constant(spec: ColumnSpec, literal: Literal) -> Constant:
             return Constant(scale, _chars(spec, scale, value))
         case Scale.FLOAT:
             return Constant(scale, float(_number(spec, value)) + 0.0)
-        case _ if kind is Kind.TIME:
+        case _ if kind is ValueKind.TIME:
             return Constant(scale, Decimal(_moment(spec, value)))
-        case _ if kind is Kind.DURATION:
+        case _ if kind is ValueKind.DURATION:
             return Constant(scale, Decimal(_span(spec, value)))
         case _:
             return Constant(scale, _number(spec, value))
@@ -108,7 +108,7 @@ def are_comparable(left: ColumnSpec, right: ColumnSpec) -> bool:
     kinds = {kind_of(left), kind_of(right)}
     if kinds <= _NUMBERS:
         return True
-    if Kind.TIME in kinds or Kind.DURATION in kinds:
+    if ValueKind.TIME in kinds or ValueKind.DURATION in kinds:
         return len(kinds) == 1
     return scale_of(left) is scale_of(right) and Scale.COUNT is not scale_of(left)
 
@@ -118,7 +118,7 @@ def _number(spec: ColumnSpec, value: Decimal | str | bytes) -> Decimal:
         return value
     if isinstance(value, bytes):
         return Decimal(int.from_bytes(value, "big"))
-    if kind_of(spec) is Kind.BIT or not _NUMBER.fullmatch(value.strip()):
+    if kind_of(spec) is ValueKind.BIT or not _NUMBER.fullmatch(value.strip()):
         raise DoesNotFit(f"column {spec.name} is a number, {value[:40]!r} is not")
     return Decimal(value.strip())
 

@@ -33,7 +33,7 @@ _DIGITS_MAX = 100
 _EXPONENT_MAX = 400
 
 
-class Kind(StrEnum):
+class WordKind(StrEnum):
     """The kinds of words."""
 
     NAME = "name"  #: a column, or a word of the grammar
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 class Token:
     """A word with its place."""
 
-    kind: Kind
+    kind: WordKind
     value: str | Decimal | bytes
     at: int
 
@@ -70,26 +70,26 @@ def _tokens(parameter: str, text: str) -> Iterator[Token]:
             digits = match[1] or match[2] or ""
             if match[2] is not None and len(digits) % 2:
                 raise refused(parameter, text, at, "an odd number of hexadecimal digits")
-            yield Token(kind=Kind.BYTES, value=bytes.fromhex("0" * (len(digits) % 2) + digits), at=at)
+            yield Token(kind=WordKind.BYTES, value=bytes.fromhex("0" * (len(digits) % 2) + digits), at=at)
             end = match.end()
         elif match := _NUMBER.match(text, at):
             end = match.end()
             if _NAME.match(text, end):
                 raise refused(parameter, text, at, "not a number; quote a column name with backquotes")
-            yield Token(kind=Kind.NUMBER, value=number(parameter, text, at, match[0]), at=at)
+            yield Token(kind=WordKind.NUMBER, value=number(parameter, text, at, match[0]), at=at)
         elif match := _NAME.match(text, at):
-            yield Token(kind=Kind.NAME, value=match[0], at=at)
+            yield Token(kind=WordKind.NAME, value=match[0], at=at)
             end = match.end()
         elif text[at] in "'\"`":
             value, end = _quoted(parameter, text, at)
-            yield Token(kind=Kind.QUOTED if text[at] == "`" else Kind.STRING, value=value, at=at)
+            yield Token(kind=WordKind.QUOTED if text[at] == "`" else WordKind.STRING, value=value, at=at)
         elif match := _SYMBOL.match(text, at):
-            yield Token(kind=Kind.SYMBOL, value=match[0], at=at)
+            yield Token(kind=WordKind.SYMBOL, value=match[0], at=at)
             end = match.end()
         else:
             raise refused(parameter, text, at, f"unexpected {text[at]!r}")
         at = end
-    yield Token(kind=Kind.END, value="", at=len(text))
+    yield Token(kind=WordKind.END, value="", at=len(text))
 
 
 def number(parameter: str, text: str, at: int, shown: str) -> Decimal:
@@ -254,7 +254,7 @@ class _Parser:
 
     def expect_end(self) -> None:
         """Refuse anything that follows."""
-        if self._token.kind is not Kind.END:
+        if self._token.kind is not WordKind.END:
             raise self._refused("AND, OR or the end is expected here")
 
     def _conjunction(self) -> Condition:
@@ -287,7 +287,7 @@ class _Parser:
             self._require_symbol(")")
             return inner
         left = self._operand()
-        if (op := _COMPARISONS.get(str(self._token.value))) and self._token.kind is Kind.SYMBOL:
+        if (op := _COMPARISONS.get(str(self._token.value))) and self._token.kind is WordKind.SYMBOL:
             self._next += 1
             return self._compared(left, op, self._operand())
         if not isinstance(left, ColumnName):
@@ -333,9 +333,9 @@ class _Parser:
 
     def _operand(self) -> ColumnName | Literal:
         token = self._token
-        if token.kind is Kind.QUOTED or (token.kind is Kind.NAME and not self._begins_literal()):
+        if token.kind is WordKind.QUOTED or (token.kind is WordKind.NAME and not self._begins_literal()):
             name = str(token.value)
-            if token.kind is Kind.NAME and name.upper() in _RESERVED:
+            if token.kind is WordKind.NAME and name.upper() in _RESERVED:
                 raise self._refused("a column or a constant is expected here; quote a column name with backquotes")
             self._next += 1
             return ColumnName(name=name, at=token.at)
@@ -345,14 +345,14 @@ class _Parser:
         """Whether the current name begins a constant: TRUE, FALSE, NULL, or DATE '...'."""
         word = str(self._token.value).upper()
         follows = self._tokens[self._next + 1].kind
-        return word in ("TRUE", "FALSE", "NULL") or (word in _TEMPORAL and follows is Kind.STRING)
+        return word in ("TRUE", "FALSE", "NULL") or (word in _TEMPORAL and follows is WordKind.STRING)
 
     def _literal(self) -> Literal:
         at = self._token.at
         for word, value in (("TRUE", Decimal(1)), ("FALSE", Decimal(0)), ("NULL", None)):
             if self._takes(word):
                 return Literal(value=value, at=at)
-        is_temporal = self._token.kind is Kind.NAME and self._begins_literal()
+        is_temporal = self._token.kind is WordKind.NAME and self._begins_literal()
         self._next += is_temporal
         minus = not is_temporal and self._takes_symbol("-")
         is_signed = minus or (not is_temporal and self._takes_symbol("+"))
@@ -360,14 +360,14 @@ class _Parser:
         if not is_temporal and isinstance(token.value, Decimal):
             self._next += 1
             return Literal(value=token.value.copy_negate() if minus else token.value, at=at)
-        if not is_signed and token.kind in (Kind.STRING, Kind.BYTES):
+        if not is_signed and token.kind in (WordKind.STRING, WordKind.BYTES):
             self._next += 1
             return Literal(value=token.value, at=at)
         raise self._refused("a constant is expected here")
 
     def _string(self, what: str) -> str:
         token = self._token
-        if token.kind is not Kind.STRING:
+        if token.kind is not WordKind.STRING:
             raise self._refused(f"{what} is expected here")
         self._next += 1
         return str(token.value)
@@ -382,12 +382,12 @@ class _Parser:
 
     def _takes(self, word: str) -> bool:
         """Go past a word of the grammar if it is next."""
-        is_there = self._token.kind is Kind.NAME and str(self._token.value).upper() == word
+        is_there = self._token.kind is WordKind.NAME and str(self._token.value).upper() == word
         self._next += is_there
         return is_there
 
     def _takes_symbol(self, symbol: str) -> bool:
-        is_there = self._token.kind is Kind.SYMBOL and self._token.value == symbol
+        is_there = self._token.kind is WordKind.SYMBOL and self._token.value == symbol
         self._next += is_there
         return is_there
 

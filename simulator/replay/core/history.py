@@ -71,7 +71,7 @@ class Openings:
         return [r for rows in (self._prewrites, self._commits) for r in rows.values() if r.key in key_range]
 
 
-class History:
+class VersionHistory:
     """Every committed version that was seen."""
 
     def __init__(self) -> None:

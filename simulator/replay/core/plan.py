@@ -25,7 +25,7 @@ class Tile:
     store_id: int  #: that leads it
 
 
-class Plan:
+class ReplayPlan:
     """The plan at any line; asked for in the order of the lines."""
 
     def __init__(self, recording: Recording) -> None:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import Event, Request, Resolved, Row
-from simulator.replay.core.history import History, Openings
-from simulator.replay.core.plan import Plan
+from simulator.replay.core.history import Openings, VersionHistory
+from simulator.replay.core.plan import ReplayPlan
 from simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, StreamOpened, Timestamp
 from tistream import ts
 from tistream.keyrange import KeyRange, gaps
@@ -77,9 +77,9 @@ class Stage:
 
     def __init__(self, recording: Recording, only: KeyRange | None = None) -> None:
         self._recording, self._only = recording, only or KeyRange()
-        self.plan = Plan(recording)
+        self.plan = ReplayPlan(recording)
         self.line = 0
-        self.history = History()
+        self.history = VersionHistory()
         self.away: set[int] = set()  #: stores that cannot be reached
         self._living: dict[Registration, _Part] = {}
         self._listeners: dict[_ListenerId, Listener] = {}

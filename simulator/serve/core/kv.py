@@ -33,7 +33,7 @@ from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 from tistream.tikv.core import wire
-from tistream.tikv.core.api_versions import Api, Kind, refusal, serves
+from tistream.tikv.core.api_versions import Api, Interface, refusal, serves
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
 KV_SCAN_LOCK, KV_CHECK_TXN, KV_CHECK_SECONDARIES, KV_RESOLVE_LOCK = (
@@ -242,9 +242,9 @@ class KvReads:
 
     def _refusal(self, context: wire.Context, key: bytes, ts: int) -> str:
         asked = list(Api)[context.api_version]
-        if refusal(self._api, asked, Kind.TXN, key):
+        if refusal(self._api, asked, Interface.TXN, key):
             storage = f"storage_api_version: {self._api}"
-            if serves(self._api, asked, Kind.TXN):
+            if serves(self._api, asked, Interface.TXN):
                 return f'Error(InvalidKeyMode {{ cmd: scan, {storage}, key: "{key.hex().upper()}" }})'
             return f"Error(ApiVersionNotMatched {{ cmd: scan, {storage}, req_api_version: {asked} }})"
         if ts < self._cluster.floor_ts:

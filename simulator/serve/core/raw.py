@@ -30,7 +30,7 @@ from tistream import ts
 from tistream.codec.protobuf import BYTES, merged, parse
 from tistream.keyrange import KeyRange
 from tistream.tikv.core import wire
-from tistream.tikv.core.api_versions import Api, Kind, refusal, serves
+from tistream.tikv.core.api_versions import Api, Interface, refusal, serves
 
 _LIMIT_MAX = 10_240
 WRITES = frozenset({"RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawDeleteRange"})
@@ -238,7 +238,7 @@ class RawStores:
                 f"cmd: {command}, storage: {self._api}, request: {asked}"
             )
         for key in keys:
-            if refusal(self._api, _api(context), Kind.RAW, key):
+            if refusal(self._api, _api(context), Interface.RAW, key):
                 where = f"key: {key.hex().upper()}"
                 if part is not None:
                     where = f'range: (Some("{part.start_key.hex().upper()}"), Some("{part.end_key.hex().upper()}"))'
@@ -250,13 +250,13 @@ class RawStores:
         if not self._serves(asked.context):
             version = _NAMES[min(asked.context.api_version, 3)]
             return f"Error(ApiVersionNotMatched {{ {storage}, req_api_version: {version} }})"
-        if refusal(self._api, _api(asked.context), Kind.RAW, asked.start_key):
+        if refusal(self._api, _api(asked.context), Interface.RAW, asked.start_key):
             start, end = asked.start_key.hex().upper(), asked.end_key.hex().upper()
             return f'Error(InvalidKeyRangeMode {{ {storage}, range: (Some("{start}"), Some("{end}")) }})'
         return ""
 
     def _serves(self, context: wire.Context) -> bool:
-        return context.api_version < len(Api) and serves(self._api, _api(context), Kind.RAW)
+        return context.api_version < len(Api) and serves(self._api, _api(context), Interface.RAW)
 
 
 def _api(context: wire.Context) -> Api:

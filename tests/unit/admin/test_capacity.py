@@ -18,9 +18,9 @@ from tistream.admin.core.capacity import (
     load_of,
     processes_for,
 )
-from tistream.diagnostics.findings import Finding, Verdict
+from tistream.diagnostics.findings import Finding, Severity
 
-OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
 FIGURES = Path(__file__).parents[3] / "docs" / "figures.md"
 ROWS = {"meta server": "meta", "dispatcher": "dispatcher", "sorter": "sorter", "MariaDB": "database"}
 ROWS["API server, one reader in NDJSON"] = "api"
@@ -138,7 +138,7 @@ JOBS = [{"executor": "threads"}, {"executor": "spark"}]
         ([], [], WARN, "no executor is up: small files stay and retention stops; start tistream maintain"),
     ],
 )
-def test_jobs_without_an_executor(queued: list[dict[str, Any]], up: list[str], verdict: Verdict, words: str) -> None:
+def test_jobs_without_an_executor(queued: list[dict[str, Any]], up: list[str], verdict: Severity, words: str) -> None:
     workers = [*map(worker, up), worker("maintain", alive=False), worker("spark", alive=False)]
     finding = check_jobs(queued, workers)
     assert (finding.verdict, finding.words) == (verdict, words)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from apiserver.core import token_buckets
-from apiserver.core.token_buckets import Buckets, Policy
+from apiserver.core.token_buckets import BucketPolicy, Buckets
 
-REQUESTS = Policy(name="caller-requests", rate=2, burst=4)
-BYTES = Policy(name="caller-bytes", rate=100, burst=1000, of_bytes=True)
+REQUESTS = BucketPolicy(name="caller-requests", rate=2, burst=4)
+BYTES = BucketPolicy(name="caller-bytes", rate=100, burst=1000, of_bytes=True)
 
 
 def test_a_full_bucket_gives_its_burst_and_then_its_rate() -> None:

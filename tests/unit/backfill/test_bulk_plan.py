@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill import survey
-from backfill.core.plan import PlanRow, Step, cut, own_steps, plan
+from backfill.core.plan import ReplayPlanRow, ReplayRead, cut, own_steps, plan
 from backfill.survey import Batch, Survey, find_backlog
 from sorter.core.watermark import RangeWatermarkMap
 from tests.kit.assignments import assign_store
@@ -66,10 +66,10 @@ def test_one_heavy_region_is_a_part_by_itself() -> None:
 
 
 STEPS = [
-    Step(store_id=1, incarnation=1, seq=4),
-    Step(store_id=1, incarnation=1, seq=5),
-    Step(store_id=1, incarnation=1, seq=5, closes=True),
-    Step(store_id=1, incarnation=2, seq=1),
+    ReplayRead(store_id=1, incarnation=1, seq=4),
+    ReplayRead(store_id=1, incarnation=1, seq=5),
+    ReplayRead(store_id=1, incarnation=1, seq=5, closes=True),
+    ReplayRead(store_id=1, incarnation=2, seq=1),
 ]
 
 
@@ -105,7 +105,7 @@ def test_larger_tasks_get_more_parts_and_all_parts_of_a_task_have_the_same_work(
     assert [row.partition for row in rows] == list(range(len(rows)))
     assert [row.task_id for row in rows] == [1, 2, 2, 2, 2, 2]
     assert {(row.upto, row.steps) for row in rows} == {(30, tuple(STEPS[1:])), (40, tuple(STEPS))}
-    assert [decode(PlanRow, encode(row)) for row in rows] == rows
+    assert [decode(ReplayPlanRow, encode(row)) for row in rows] == rows
 
 
 T = Tenant(1, 1)

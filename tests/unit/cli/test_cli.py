@@ -20,7 +20,7 @@ from tistream.cli import changefeed_verify, run
 from tistream.cli import main as cli
 from tistream.cli.files import split_url
 from tistream.cli.filter_options import FilterOptions, filters_of, read_filter_file
-from tistream.cli.output import Output
+from tistream.cli.output import OutputForm
 from tistream.cli.pull import PullRequest, parse_names, parse_query, parse_url
 from tistream.cli.push import parse_speed
 from tistream.errors import (
@@ -282,7 +282,7 @@ def test_a_folder_that_another_process_uses_is_refused_until_that_process_ends(
 
 def test_a_verified_replica_says_that_expiries_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """A scan of the destination returns no expiries, so differences cannot be counted."""
-    changefeed_verify._show_keys(7, Comparison(), Output.JSON)
+    changefeed_verify._show_keys(7, Comparison(), OutputForm.JSON)
     shown = json.loads(capsys.readouterr().out)
     assert (shown["equal"], shown["expiries"]) == (True, "not compared")
     assert "expiry" not in shown

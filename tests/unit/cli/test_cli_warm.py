@@ -13,11 +13,11 @@ import pytest
 from reading.pages.body import render
 from tistream.cli import warm
 from tistream.codec.row.decode import decode
-from tistream.codec.row.layout import Kind, kind_of
+from tistream.codec.row.layout import ValueKind, kind_of
 
 
 def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[Kind] = set()
+    seen: set[ValueKind] = set()
 
     def spy(layout, keys, values):  # type: ignore[no-untyped-def]
         decoded = decode(layout, keys, values)
@@ -40,7 +40,7 @@ def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyP
         assert [text.count(b"\n") for text in texts] == [4] * len(warm._FORMATS)
         assert all(last in line for text in texts for line in text.splitlines())
         texts.clear()
-    assert seen == set(Kind) - {Kind.UNKNOWN}
+    assert seen == set(ValueKind) - {ValueKind.UNKNOWN}
 
 
 def test_a_failure_ends_the_thread_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from tistream.client.checks import (
     check_workers,
     offset_of,
 )
-from tistream.diagnostics.findings import Checklist, Verdict, clock_skew
+from tistream.diagnostics.findings import Checklist, Severity, clock_skew
 from tistream.errors import StoreRefused
 
-OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
 AT = 1_795_000_000_000  # a whole second
 DATE = {"date": "Wed, 18 Nov 2026 11:06:40 GMT"}  # the same
 
@@ -45,7 +45,7 @@ def test_no_offset_without_a_valid_date_header(headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("ms", "verdict"), [(999, OK), (-999, OK), (1_000, WARN), (-59_999, WARN), (-60_000, FAIL)])
-def test_verdict_of_a_clock_skew(ms: int, verdict: Verdict) -> None:
+def test_verdict_of_a_clock_skew(ms: int, verdict: Severity) -> None:
     finding = clock_skew("its", ms)
     assert finding.verdict is verdict
     assert finding.facts == {"offset_ms": ms}
@@ -74,7 +74,7 @@ def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "
         (who("pusher", ["push"], 7), WARN),
     ],
 )
-def test_a_key_that_does_not_see_everything_is_a_warning(answer: dict[str, Any], verdict: Verdict) -> None:
+def test_a_key_that_does_not_see_everything_is_a_warning(answer: dict[str, Any], verdict: Severity) -> None:
     assert check_key(answer).verdict is verdict
 
 
@@ -111,7 +111,7 @@ def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
         ([], FAIL, "no dispatcher and no sorter is up (up: none)"),
     ],
 )
-def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) -> None:
+def test_workers(workers: list[dict[str, Any]], verdict: Severity, words: str) -> None:
     finding = check_workers({"items": workers})
     assert finding.verdict is verdict
     assert words in finding.words
@@ -147,7 +147,7 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
         (4 * 86_400, WARN, "ACTIVE, 4 d behind: tistream explain lag -c 1 -t 1 says why"),
     ],
 )
-def test_a_tenant_that_is_far_behind_is_a_warning(lag_s: float | None, verdict: Verdict, words: str) -> None:
+def test_a_tenant_that_is_far_behind_is_a_warning(lag_s: float | None, verdict: Severity, words: str) -> None:
     checklist = Checklist()
     state = "AWAITING_SNAPSHOT" if lag_s is None else "ACTIVE"
     check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_s": lag_s, "ended": False}], [])

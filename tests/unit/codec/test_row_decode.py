@@ -12,7 +12,7 @@ import pytest
 from tests.kit.row_encoder import encode_v2, record_key
 from tistream.codec.row import encode as enc
 from tistream.codec.row.decode import Decoded, decode
-from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
+from tistream.codec.row.layout import ColumnSpec, RowLayout, ValueKind, kind_of
 from tistream.errors import InvalidInput
 
 INT_KEY = bytes.fromhex("7480000000000000685f728000000000000001")  # table 104, handle 1
@@ -458,7 +458,7 @@ def test_refusals() -> None:
 
 
 def test_a_definition_that_cannot_be_used_fails_rows_and_raises_nothing() -> None:
-    assert kind_of(spec(1, 255)) is Kind.UNKNOWN
+    assert kind_of(spec(1, 255)) is ValueKind.UNKNOWN
     decoded = run([spec(1, 255), spec(2, 3)], [encode_v2({1: b"x", 2: b"\x05"}), encode_v2({2: b"\x05"})])
     assert ([e.index for e in decoded.errors], decoded.batch.column(1).to_pylist()) == ([0], [None, 5])
     assert [e.index for e in run([spec(1, 3), spec(1, 3)], ["00", "00"]).errors] == [0, 1]

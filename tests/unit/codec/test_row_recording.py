@@ -13,7 +13,7 @@ from schemas.layout import row_layout
 from tests.kit.recording import committed_rows, expected, recorded_history
 from tests.kit.row_reference import decode_row
 from tistream.codec.row.decode import decode
-from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
+from tistream.codec.row.layout import ColumnSpec, RowLayout, ValueKind, kind_of
 from tistream.codec.row.native import native, native_type
 from tistream.codec.row.text import float_plain, text
 
@@ -43,7 +43,7 @@ def decoded_column(rows: list[Image], layout: RowLayout, which: int) -> pa.Recor
 
 def test_the_recording_covers_every_kind_of_column() -> None:
     kinds = {kind_of(column) for layout in images() for column in layout.columns}
-    assert kinds == set(Kind) - {Kind.UNKNOWN}
+    assert kinds == set(ValueKind) - {ValueKind.UNKNOWN}
     assert sum(map(len, images().values())) > 10_000
 
 
@@ -96,11 +96,11 @@ def test_both_decoders_agree_on_every_row(which: int) -> None:
 def canal_form(column: ColumnSpec, values: pa.Array) -> list[str | None]:
     """A column as canal-json shows it."""
     match kind_of(column):
-        case Kind.BIT | Kind.ENUM | Kind.SET | Kind.YEAR:
+        case ValueKind.BIT | ValueKind.ENUM | ValueKind.SET | ValueKind.YEAR:
             shown = values.cast(pa.string())
-        case Kind.FLOAT | Kind.DOUBLE as kind:
-            shown = float_plain(values, kind is Kind.FLOAT)
-        case Kind.BINARY:
+        case ValueKind.FLOAT | ValueKind.DOUBLE as kind:
+            shown = float_plain(values, kind is ValueKind.FLOAT)
+        case ValueKind.BINARY:
             return [None if raw is None else raw.decode("latin-1") for raw in values.to_pylist()]
         case _:
             shown = text(column, values)
@@ -144,7 +144,7 @@ def test_native_columns_are_valid_arrow_and_lose_only_impossible_dates() -> None
             array = native(column, stored)
             array.validate(full=True)
             assert array.type == native_type(column)
-            if kind_of(column) is not Kind.TIME:
+            if kind_of(column) is not ValueKind.TIME:
                 assert array.null_count == stored.null_count
             else:
                 shown, want = array.cast(pa.string()).to_pylist(), text(column, stored).to_pylist()

@@ -14,7 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from destinations.storage.core import names
-from destinations.storage.core.order import FileRows, Found, Kind, compare_commits, read_in_order, rows_reader
+from destinations.storage.core.order import (
+    FileRows,
+    ProblemRows,
+    RowProblem,
+    compare_commits,
+    read_in_order,
+    rows_reader,
+)
 from destinations.storage.core.parts import Layout, cut
 from destinations.storage.core.schema_files import column_of, of_events, of_table
 from destinations.storage.reread import ordered_files
@@ -246,7 +253,7 @@ def file_of(name: str, *rows: tuple[int, int]) -> FileRows:
     return FileRows(name=name, commit_ts=np.array(ts, np.uint64), digests=np.array(digests, np.uint64))
 
 
-def said(findings: list[Found]) -> list[tuple[Kind, str, str, int, int, int]]:
+def said(findings: list[ProblemRows]) -> list[tuple[RowProblem, str, str, int, int, int]]:
     return [(each.kind, each.place, each.other, each.rows, each.least_ts, each.most_ts) for each in findings]
 
 
@@ -259,8 +266,10 @@ def test_files_in_order_have_nothing_to_tell() -> None:
     assert read_in_order([], [], has_key=True)[0] == []
 
 
-@pytest.mark.parametrize(("named", "kind"), [([], Kind.AGAIN), ([(9, 20)], Kind.AGAIN_NAMED), ([(10, 40)], Kind.AGAIN)])
-def test_the_same_row_in_two_files(named: list[tuple[int, int]], kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("named", "kind"), [([], RowProblem.AGAIN), ([(9, 20)], RowProblem.AGAIN_NAMED), ([(10, 40)], RowProblem.AGAIN)]
+)
+def test_the_same_row_in_two_files(named: list[tuple[int, int]], kind: RowProblem) -> None:
     again = file_of("3", (10, 2))
     findings, once = read_in_order([ONE, TWO, again], named, has_key=True)
     assert said(findings) == [(kind, "3", "1", 1, 10, 10)]
@@ -269,34 +278,34 @@ def test_the_same_row_in_two_files(named: list[tuple[int, int]], kind: Kind) -> 
 
 def test_an_interval_that_names_some_of_a_files_rows() -> None:
     findings, _ = read_in_order([ONE, file_of("2", (10, 1), (10, 2), (20, 1))], [(10, 20)], has_key=True)
-    assert said(findings) == [(Kind.AGAIN, "2", "1", 2, 10, 10), (Kind.AGAIN_NAMED, "2", "1", 1, 20, 20)]
+    assert said(findings) == [(RowProblem.AGAIN, "2", "1", 2, 10, 10), (RowProblem.AGAIN_NAMED, "2", "1", 1, 20, 20)]
 
 
 def test_another_row_below_an_earlier_one_is_behind_it() -> None:
     late = file_of("3", (15, 7), (20, 9), (50, 1))
     findings, once = read_in_order([ONE, TWO, late], [], has_key=True)
-    assert said(findings) == [(Kind.BEHIND, "3", "1", 1, 15, 15), (Kind.BEHIND, "3", "2", 1, 20, 20)]
+    assert said(findings) == [(RowProblem.BEHIND, "3", "1", 1, 15, 15), (RowProblem.BEHIND, "3", "2", 1, 20, 20)]
     assert once.tolist() == [10, 10, 20, 30, 40, 15, 20, 50]
     findings, _ = read_in_order([ONE, TWO, late], [(14, 20)], has_key=True)
-    assert {each.kind for each in findings} == {Kind.BEHIND_NAMED}
+    assert {each.kind for each in findings} == {RowProblem.BEHIND_NAMED}
 
 
 def test_equal_rows_of_a_transaction_are_two_without_a_key() -> None:
     twins = file_of("1", (10, 1), (10, 1))
     assert read_in_order([twins], [], has_key=False)[0] == []
-    assert said(read_in_order([twins], [], has_key=True)[0]) == [(Kind.AGAIN, "1", "1", 1, 10, 10)]
+    assert said(read_in_order([twins], [], has_key=True)[0]) == [(RowProblem.AGAIN, "1", "1", 1, 10, 10)]
     findings, _ = read_in_order([twins, TWO, file_of("3", (10, 1))], [], has_key=False)
-    assert said(findings) == [(Kind.AGAIN, "3", "1", 1, 10, 10)]
+    assert said(findings) == [(RowProblem.AGAIN, "3", "1", 1, 10, 10)]
 
 
 def test_commits_are_compared_within_the_interval_and_an_update_may_be_two_rows() -> None:
     log = np.array([10, 10, 20, 30, 90], np.uint64)
     for there, expected in (
         ([10, 10, 20, 20, 30], []),
-        ([10, 20, 30], [(Kind.LOST, "t", "", 1, 10, 10)]),
-        ([10, 10, 30, 5, 95], [(Kind.LOST, "t", "", 1, 20, 20)]),
-        ([10, 10, 20, 25, 25, 30], [(Kind.NOT_IN_LOG, "t", "", 2, 25, 25)]),
-        ([], [(Kind.LOST, "t", "", 4, 10, 30)]),
+        ([10, 20, 30], [(RowProblem.LOST, "t", "", 1, 10, 10)]),
+        ([10, 10, 30, 5, 95], [(RowProblem.LOST, "t", "", 1, 20, 20)]),
+        ([10, 10, 20, 25, 25, 30], [(RowProblem.NOT_IN_LOG, "t", "", 2, 25, 25)]),
+        ([], [(RowProblem.LOST, "t", "", 4, 10, 30)]),
     ):
         assert said(compare_commits("t", np.array(there, np.uint64), log, 9, 80)) == expected, there
 

@@ -9,7 +9,7 @@ import pytest
 
 from tistream.errors import Unauthenticated
 from tistream.http.auth.core.keys import format_key, format_token, hash_of, parse_key, without_secrets
-from tistream.http.auth.core.roles import GRANTS, Principal, Right, Role, Verdict, decide, fits, may_give
+from tistream.http.auth.core.roles import GRANTS, AccessDecision, Principal, Right, Role, decide, fits, may_give
 from tistream.ids import Tenant
 
 ID, SECRET = bytes(range(8)), bytes(range(24))
@@ -62,13 +62,13 @@ def test_a_role_holds_its_rights_for_its_tenant_and_nothing_of_another(role: Rol
     free = right in (Right.OPEN, Right.KNOWN)
     if fits(role, MINE):
         bound = who(role, MINE)
-        assert decide(bound, right, MINE) is (Verdict.ALLOWED if holds else Verdict.WEAK)
-        assert decide(bound, right, OTHER) is (Verdict.ALLOWED if free else Verdict.HIDDEN)
-        assert decide(bound, right, None) is (Verdict.ALLOWED if free else Verdict.WEAK)
-        assert decide(bound, right, None, filtered=True) is (Verdict.ALLOWED if holds else Verdict.WEAK)
+        assert decide(bound, right, MINE) is (AccessDecision.ALLOWED if holds else AccessDecision.WEAK)
+        assert decide(bound, right, OTHER) is (AccessDecision.ALLOWED if free else AccessDecision.HIDDEN)
+        assert decide(bound, right, None) is (AccessDecision.ALLOWED if free else AccessDecision.WEAK)
+        assert decide(bound, right, None, filtered=True) is (AccessDecision.ALLOWED if holds else AccessDecision.WEAK)
     if fits(role, None):
         for tenant in (MINE, OTHER, None):
-            assert decide(who(role), right, tenant) is (Verdict.ALLOWED if holds else Verdict.WEAK)
+            assert decide(who(role), right, tenant) is (AccessDecision.ALLOWED if holds else AccessDecision.WEAK)
 
 
 def test_who_runs_the_deployment_reads_no_rows_and_makes_no_keys() -> None:

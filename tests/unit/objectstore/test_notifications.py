@@ -11,10 +11,10 @@ import pytest
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
-from tistream.objectstore.notifications import BODY_BYTES_MAX, Written, read_events
+from tistream.objectstore.notifications import BODY_BYTES_MAX, NotifiedObject, read_events
 
 T = Tenant(3, 4)
-NOTHING = Written(files=(), schemas=frozenset())
+NOTHING = NotifiedObject(files=(), schemas=frozenset())
 #: as AWS documents it ("Event message structure"), with a key of ours
 OF_AWS: dict[str, Any] = {
     "eventVersion": "2.1",
@@ -43,7 +43,7 @@ def event(key: object, name: str = "ObjectCreated:Put", bucket: str = "changes",
     return {**OF_AWS, "eventName": name, "s3": s3}
 
 
-def read(*records: Any) -> Written:
+def read(*records: Any) -> NotifiedObject:
     return read_events(orjson.dumps({"Records": records}), "changes", "log/a b")
 
 
@@ -52,7 +52,7 @@ def test_the_newest_file_of_each_store_and_the_tenants_with_schemas_are_found() 
     names = ("s3:ObjectCreated:Put", "ObjectCreated:CompleteMultipartUpload", "ObjectCreated:Copy")
     events = [event(file(seq), name) for seq, name in zip((2, 9, 3), names, strict=True)]
     written = read(*events, event(file(1, store=8)), snapshot)
-    assert written == Written(files=(file(9), file(1, store=8)), schemas=frozenset({Tenant(5, 6)}))
+    assert written == NotifiedObject(files=(file(9), file(1, store=8)), schemas=frozenset({Tenant(5, 6)}))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_newest_file_of_each_store_and_the_tenants_with_schemas_are_found() 
     ],
 )
 def test_everything_else_is_ignored(record: Any) -> None:
-    assert read(record) == Written(files=(), schemas=frozenset(), ignored=1)
+    assert read(record) == NotifiedObject(files=(), schemas=frozenset(), ignored=1)
     assert read(record, event(file(4))).files == (file(4),)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tistream.clock import SystemClock
-from tistream.diagnostics.findings import Finding, Verdict
+from tistream.diagnostics.findings import Finding, Severity
 from tistream.errors import ObjectConflict, StoreRefused
 from tistream.objectstore.checks import check_store
 from tistream.objectstore.local import LocalStore
@@ -70,7 +70,7 @@ class Skewed(SystemClock):
 
 
 def failed(findings: list[Finding]) -> list[str]:
-    return [f.name for f in findings if f.verdict is Verdict.FAIL]
+    return [f.name for f in findings if f.verdict is Severity.FAIL]
 
 
 @pytest.mark.parametrize("make", [lambda _: MemoryStore(), LocalStore], ids=["memory", "folder"])
@@ -78,7 +78,7 @@ def test_a_store_that_is_well_and_left_as_it_was(make: Callable[[Path], ObjectSt
     store = make(tmp_path)
     store.put("kept", b"x")
     findings = check_store(store, SystemClock(), "a1")
-    assert [(f.name, f.verdict) for f in findings] == [(name, Verdict.OK) for name in ALL], findings
+    assert [(f.name, f.verdict) for f in findings] == [(name, Severity.OK) for name in ALL], findings
     assert [info.key for info in store.list("")] == ["kept"]
     assert failed(check_store(store, SystemClock(), "a1")) == [], "the same name again"
 
@@ -98,12 +98,12 @@ def test_a_store_that_is_well_and_left_as_it_was(make: Callable[[Path], ObjectSt
 def test_a_store_that_is_not_for_tistream_is_refused(store: MemoryStore, wrong: list[str], words: str) -> None:
     findings = check_store(store, SystemClock(), "a1")
     assert failed(findings) == wrong
-    assert words in next(f.words for f in findings if f.verdict is Verdict.FAIL)
+    assert words in next(f.words for f in findings if f.verdict is Severity.FAIL)
 
 
 def test_clocks_that_differ() -> None:
     clock = {f.name: f for f in check_store(MemoryStore(), Skewed(), "a1")}["store clock"]
-    assert clock.verdict is Verdict.FAIL
+    assert clock.verdict is Severity.FAIL
     assert 88_000 < clock.facts["offset_ms"] <= 90_000  # type: ignore[operator]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pusher.core.batcher import Batcher, BatchFile
+from pusher.core.batcher import Batcher, UnwrittenFile
 from pusher.core.source import (
     Resolved,
     Rows,
@@ -63,11 +63,11 @@ def resolved(**by_subscription: int) -> Resolved:
     )
 
 
-def run(batcher: Batcher, *events: SourceEvent) -> list[BatchFile]:
+def run(batcher: Batcher, *events: SourceEvent) -> list[UnwrittenFile]:
     return [file for event in events for file in batcher.handle(event)]
 
 
-def slices(file: BatchFile) -> dict[int, list[int]]:
+def slices(file: UnwrittenFile) -> dict[int, list[int]]:
     """region_id -> start_ts of its rows."""
     start_ts = file.rows.column("start_ts").to_pylist()
     return {
@@ -240,7 +240,7 @@ def test_every_relation_holds_for_any_sequence(actions: list[tuple[str, int]], b
 
 
 def check_file(
-    file: BatchFile,
+    file: UnwrittenFile,
     starts: dict[int, bytes],
     account: dict[int, dict[str, int]],
     said: dict[int, tuple[int, int]],
@@ -273,7 +273,7 @@ def prewrite(value: bytes | None, start_ts: int = 7, *, op: Op = Op.PUT, scan: b
     return Rows(subscription=1, rows=pa.record_batch(data, schema=ROWS), scan=scan)
 
 
-def prewrites(files: Sequence[BatchFile]) -> list[tuple[object, object]]:
+def prewrites(files: Sequence[UnwrittenFile]) -> list[tuple[object, object]]:
     """(start_ts, value) of each row."""
     return [(r["start_ts"], r["value"]) for file in files for r in file.rows.to_pylist()]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from pusher.tikv.stream import Ended, Inbox
+from pusher.tikv.stream import Ended, StreamInbox
 
 
 def test_messages_in_order_then_the_end() -> None:
-    inbox = Inbox(100)
+    inbox = StreamInbox(100)
     inbox.begin(1)
     assert inbox.put(1, b"aaa")
     assert inbox.put(1, b"bb")
@@ -21,7 +21,7 @@ def test_messages_in_order_then_the_end() -> None:
 
 
 def test_messages_of_another_stream_are_ignored() -> None:
-    inbox = Inbox(100)
+    inbox = StreamInbox(100)
     inbox.begin(1)
     inbox.put(1, b"old")
     inbox.begin(2)
@@ -32,7 +32,7 @@ def test_messages_of_another_stream_are_ignored() -> None:
 
 
 def test_overflow_ends_the_stream_and_frees_the_memory() -> None:
-    inbox = Inbox(10)
+    inbox = StreamInbox(10)
     inbox.begin(1)
     assert inbox.put(1, b"x" * 6)
     assert not inbox.put(1, b"x" * 5)
@@ -47,7 +47,7 @@ def test_overflow_ends_the_stream_and_frees_the_memory() -> None:
 
 
 def test_a_wait_ends_with_a_message() -> None:
-    inbox = Inbox(10)
+    inbox = StreamInbox(10)
     inbox.begin(1)
     inbox.put(1, b"x")
     inbox.wait(60)
@@ -59,7 +59,7 @@ def test_a_wait_ends_with_a_message() -> None:
 
 
 def test_put_waits_for_space_if_asked_to() -> None:
-    inbox = Inbox(10)
+    inbox = StreamInbox(10)
     inbox.begin(1)
     inbox.wait_when_full(True)
     assert inbox.put(1, b"x" * 6)
@@ -73,7 +73,7 @@ def test_put_waits_for_space_if_asked_to() -> None:
 
 
 def test_put_does_not_wait_for_an_ended_stream() -> None:
-    inbox = Inbox(10)
+    inbox = StreamInbox(10)
     inbox.begin(1)
     inbox.wait_when_full(True)
     assert inbox.put(1, b"x" * 6)

@@ -11,7 +11,7 @@ import pytest
 from schemas.bases import is_whole_in_log
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from tests.kit import schema_jobs
 from tests.kit.schema_jobs import column, info, name, rename_args, shop_history
 from tistream.errors import DecodeError, UpstreamContractViolated
@@ -30,8 +30,8 @@ def wrote(commit_ts: int, table_id: int, definition: dict[str, Any] | None, *, d
     return Definition(start_ts=commit_ts - 1, commit_ts=commit_ts, db_id=db_id, table_id=table_id, info=text)
 
 
-def step(commit_ts: int, *parts: Job | Definition) -> Step:
-    return Step(
+def step(commit_ts: int, *parts: Job | Definition) -> MetaCommit:
+    return MetaCommit(
         start_ts=commit_ts - 1,
         commit_ts=commit_ts,
         jobs=tuple(p for p in parts if isinstance(p, Job)),

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.ddl import Job, parse_job
-from schemas.meta import Definition, Step, database_key, read_meta, steps_of, table_key
+from schemas.meta import Definition, MetaCommit, database_key, read_meta, steps_of, table_key
 from tests.kit.made_rows import table_of
 from tistream.errors import DecodeError
 from tistream.model import change
@@ -110,9 +110,9 @@ def test_a_step_is_a_transaction_with_its_job() -> None:
     queued, running, later = job(7, 8, 20), job(8, 1, 20), job(8, 4, 30, schema_version=5)
     steps = steps_of([later, queued, running], [other, definition])
     assert steps == [
-        Step(start_ts=1, commit_ts=20, jobs=(queued, running), definitions=(definition,)),
-        Step(start_ts=2, commit_ts=20, definitions=(other,)),
-        Step(start_ts=1, commit_ts=30, jobs=(later,)),
+        MetaCommit(start_ts=1, commit_ts=20, jobs=(queued, running), definitions=(definition,)),
+        MetaCommit(start_ts=2, commit_ts=20, definitions=(other,)),
+        MetaCommit(start_ts=1, commit_ts=30, jobs=(later,)),
     ]
     assert [step.owner for step in steps] == [8, 0, 8]
 

@@ -13,7 +13,7 @@ import pytest
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.merge import Disagreement
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from schemas.model import Table
 from schemas.snapshot import PushedSchema
 from schemas.tidb_json import table as table_of
@@ -24,7 +24,7 @@ DONE = 4
 
 
 @pytest.fixture(scope="module")
-def steps() -> tuple[Step, ...]:
+def steps() -> tuple[MetaCommit, ...]:
     return recorded_steps()
 
 
@@ -32,7 +32,7 @@ def begun(pushed: PushedSchema) -> History:
     return History(pushed.snapshot, pushed.job_table)
 
 
-def played(history: History, steps: tuple[Step, ...] | list[Step], until: int) -> History:
+def played(history: History, steps: tuple[MetaCommit, ...] | list[MetaCommit], until: int) -> History:
     history.follow(steps, until)
     return history
 
@@ -58,7 +58,7 @@ def text_of(key: bytes, at: int) -> tuple[bytes, int]:
 def test_every_table_is_the_same_in_jobs_and_meta_range(
     history: History,
     pushed: PushedSchema,
-    steps: tuple[Step, ...],
+    steps: tuple[MetaCommit, ...],
     meta_writes: list[tuple[int, int, bytes, bytes | None]],
 ) -> None:
     """At each finished job, for every table: the same ids, names, columns, types, indexes and partitions."""
@@ -186,7 +186,7 @@ def bare(job: Job) -> Job:
 
 
 def test_jobs_without_their_definitions_make_the_same_history_from_the_meta_range(
-    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+    history: History, pushed: PushedSchema, steps: tuple[MetaCommit, ...]
 ) -> None:
     """The same versions, so every row of the recording is decoded alike, and the same events."""
     stripped = [replace(step, jobs=tuple(map(bare, step.jobs))) for step in steps]
@@ -194,7 +194,7 @@ def test_jobs_without_their_definitions_make_the_same_history_from_the_meta_rang
 
 
 def test_every_definition_was_written_by_a_job_and_no_draft_is_left(
-    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+    history: History, pushed: PushedSchema, steps: tuple[MetaCommit, ...]
 ) -> None:
     """What the merge rests on: definitions commit in the transaction of a job's row."""
     assert all(step.owner for step in steps if step.definitions)
@@ -202,7 +202,7 @@ def test_every_definition_was_written_by_a_job_and_no_draft_is_left(
 
 
 def test_drafts_outlive_a_restart_at_any_moment(
-    history: History, pushed: PushedSchema, steps: tuple[Step, ...]
+    history: History, pushed: PushedSchema, steps: tuple[MetaCommit, ...]
 ) -> None:
     """A saved history knows what jobs under way have written: their rows are not read again."""
     reopened, with_drafts, waiting = begun(pushed), 0, 0
@@ -217,11 +217,11 @@ def test_drafts_outlive_a_restart_at_any_moment(
     assert reopened.dump() == history.dump()
 
 
-Break = Callable[[Job, Step], Step]
+Break = Callable[[Job, MetaCommit], MetaCommit]
 
 
 def broken(
-    pushed: PushedSchema, steps: tuple[Step, ...], change: Break
+    pushed: PushedSchema, steps: tuple[MetaCommit, ...], change: Break
 ) -> Iterator[tuple[Job, DecodeError | tuple[Disagreement, ...]]]:
     """Per finished job what comes of it when each of its steps is changed, in the place where it happened."""
     whole = begun(pushed)
@@ -257,7 +257,7 @@ def blamed(job: Job, outcome: DecodeError | tuple[Disagreement, ...]) -> bool:
 
 
 def test_a_definition_that_is_missing_in_the_meta_range_is_noticed(
-    pushed: PushedSchema, steps: tuple[Step, ...]
+    pushed: PushedSchema, steps: tuple[MetaCommit, ...]
 ) -> None:
     outcomes = list(broken(pushed, steps, lambda _, step: replace(step, definitions=())))
     assert len(outcomes) == 230
@@ -280,9 +280,9 @@ def other_type(definition: Definition) -> Definition:
 
 
 def test_a_definition_that_is_another_in_the_meta_range_is_noticed(
-    pushed: PushedSchema, steps: tuple[Step, ...]
+    pushed: PushedSchema, steps: tuple[MetaCommit, ...]
 ) -> None:
-    def change(_: Job, step: Step) -> Step:
+    def change(_: Job, step: MetaCommit) -> MetaCommit:
         return replace(step, definitions=tuple(map(other_type, step.definitions)))
 
     kinds_without_puts = {1, 2, 4, 24, 26}
@@ -297,8 +297,8 @@ def test_a_definition_that_is_another_in_the_meta_range_is_noticed(
         assert {fact for each in outcome for fact in each.differs} <= {"columns", "name"}
 
 
-def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps: tuple[Step, ...]) -> None:
-    def without(_: Job, step: Step) -> Step:
+def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps: tuple[MetaCommit, ...]) -> None:
+    def without(_: Job, step: MetaCommit) -> MetaCommit:
         return replace(step, jobs=tuple(j for j in step.jobs if j.state != DONE))
 
     for job, error in broken(pushed, steps, without):

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from schemas.restore import restored
-from schemas.restore.tokens import Kind, tokens
+from schemas.restore.tokens import TokenKind, tokens
 from tests.kit.recording import expected
 
 DDLS = [(e["job_query"], e["query"], e["type"]) for e in expected("ticdc-canal-json-tidb") if e["kind"] == "ddl"]
@@ -38,7 +38,7 @@ def test_no_name_and_no_value_is_lost() -> None:
 
 
 def _written(text: str) -> set[str]:
-    kinds = (Kind.QUOTED, Kind.STRING, Kind.BITS)
+    kinds = (TokenKind.QUOTED, TokenKind.STRING, TokenKind.BITS)
     return {token.value for token in tokens(text, 0) if token.kind in kinds} - {"OFF"}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.model import Database, Index, IndexColumn, Table
 from schemas.queries import split_statements
-from schemas.show_create import Definition, Dialect, define
+from schemas.show_create import CreateStatements, Dialect, define
 from schemas.types import literal
 from tests.kit.recording import EXPECTED, recorded_history
 from tests.kit.schema_models import a_column, a_table
@@ -42,7 +42,7 @@ def test_tables_without_generated_columns_are_as_tidb_prints_them(path: Path) ->
     assert compared >= len(moment["tables"]) * 0.8
 
 
-def defined(name: str, dialect: Dialect) -> Definition:
+def defined(name: str, dialect: Dialect) -> CreateStatements:
     """A recorded table at the end."""
     history = recorded_history()
     at = history.resolved_ts

@@ -13,7 +13,7 @@ import pytest
 from schemas import ddl
 from schemas.history import History
 from schemas.ids import IdStatus
-from schemas.meta import Definition, Step
+from schemas.meta import Definition, MetaCommit
 from schemas.snapshot import parse_pushed
 from schemas.switch import HOLD_MS
 from tistream import ts as tso
@@ -60,13 +60,13 @@ def history(table: dict[str, Any] | None = None, ts: int = S) -> History:
     return History(parsed.snapshot, parsed.job_table)
 
 
-def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, gone: int = 0) -> Step:
+def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, gone: int = 0) -> MetaCommit:
     """What one transaction of job 7 writes."""
     binlog = {"SchemaVersion": 9, "TableInfo": definition} if state in (DONE, SYNCED) else {}
     data = {"id": 7, "type": kind, "state": state, "schema_id": 2, "table_id": TABLE, "schema_name": "shop"}
     data |= {"query": "the user's text", "start_ts": S + 1, "binlog": binlog}
     written = [(d["id"], orjson.dumps(d)) for d in (definition,) if d] + [(i, None) for i in (gone,) if i]
-    return Step(
+    return MetaCommit(
         start_ts=ts - 1,
         commit_ts=ts,
         jobs=(ddl.parse_job(data, start_ts=ts - 1, commit_ts=ts),),
@@ -76,7 +76,7 @@ def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, g
     )
 
 
-def truncating() -> list[Step]:
+def truncating() -> list[MetaCommit]:
     """TRUNCATE PARTITION p22: 50 is read from the second version on."""
     new: dict[str, Any] = {"new_partition_ids": [50], "ddl_action": TRUNCATE}
     old: dict[str, Any] = {"dropping_definitions": (22,)}
@@ -88,7 +88,7 @@ def truncating() -> list[Step]:
     ]
 
 
-def partitioning(done_ts: int) -> list[Step]:
+def partitioning(done_ts: int) -> list[MetaCommit]:
     """PARTITION BY: 50 and 51 are read from the fourth version on, and the table has another id at the end."""
     run: dict[str, Any] = {
         "adding_definitions": (50, 51),
@@ -241,7 +241,7 @@ def test_a_definition_that_cannot_be_read_is_an_error_that_names_it(text: bytes)
     assert read.status_at(77, 9_000) is IdStatus.SYSTEM
 
 
-def as_another_table(each: Step, ms: int) -> Step:
+def as_another_table(each: MetaCommit, ms: int) -> MetaCommit:
     """The step as a job of another table writes it, so much later: its ids are 1,000 higher."""
     later = ms * MS
     texts = {d.table_id: None if d.info is None else orjson.loads(d.info) for d in each.definitions}
@@ -252,7 +252,7 @@ def as_another_table(each: Step, ms: int) -> Step:
         finished_ts=job.finished_ts and job.finished_ts + later, table_info=job.table_info and _raised(job.table_info),
     )  # fmt: skip
     times = {"start_ts": each.start_ts + later, "commit_ts": each.commit_ts + later}
-    return Step(
+    return MetaCommit(
         **times,
         jobs=(altered,),
         definitions=tuple(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, OVERLAP_MAX, PROCESS, Harm, schedule
-from simulator.chaos.run import ROWS_MIN, Report
+from simulator.chaos.run import ROWS_MIN, ChaosReport
 from simulator.judging.core.judge import Judge, known
 from simulator.judging.core.takeover import RETURN_S, Takeovers, percentile
 from tistream.limits import LEASE_MS
@@ -116,7 +116,7 @@ def test_an_old_value_of_a_key_that_did_not_exist_is_found() -> None:
     assert judged((rows((b"a", 10, b"1"), before={(b"a", 10): b"0"}), 15, False)) == {"foreign": 1}
 
 
-FULL = Report(seed=1, seconds=1, committed=5000, read=5000, read_again=5000, healed_s=1.0)
+FULL = ChaosReport(seed=1, seconds=1, committed=5000, read=5000, read_again=5000, healed_s=1.0)
 
 
 def test_a_run_holds_only_with_rows() -> None:

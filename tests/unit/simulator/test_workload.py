@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from pusher.core.batcher import Batcher, BatchFile
+from pusher.core.batcher import Batcher, UnwrittenFile
 from schemas.history import History
 from schemas.ids import IdStatus
 from schemas.layout import row_layout
@@ -20,7 +20,7 @@ from schemas.registry.schema_registry import read_jobs
 from schemas.snapshot import parse_pushed
 from simulator.core.cluster import Cluster, Subscription
 from simulator.partitions import HANDLES
-from simulator.profiles import DDL, DEFAULT, OLD_TRANSACTIONS, PIPELINED, PROFILES, TINY, Profile, new_cluster
+from simulator.profiles import DDL, DEFAULT, OLD_TRANSACTIONS, PIPELINED, PROFILES, TINY, WorkloadProfile, new_cluster
 from simulator.push.model_source import ModelSource
 from simulator.transactions import CommittedRow
 from simulator.workload import Workload
@@ -36,12 +36,12 @@ S = 10_000
 profiles = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
 
 
-def new(seed: int, profile: Profile) -> tuple[Workload, Cluster]:
+def new(seed: int, profile: WorkloadProfile) -> tuple[Workload, Cluster]:
     cluster = new_cluster(profile, floor_ts=S)
     return Workload(seed, cluster, profile), cluster
 
 
-def run(seed: int, profile: Profile, steps: int) -> tuple[Workload, Cluster, list[str]]:
+def run(seed: int, profile: WorkloadProfile, steps: int) -> tuple[Workload, Cluster, list[str]]:
     workload, cluster = new(seed, profile)
     said = []
     for number in range(steps):
@@ -60,7 +60,7 @@ class Pusher:
         self.source = ModelSource(cluster, store_id, scan_rows=scan_rows)
         self.batcher = Batcher(bytes_target=4000)
         self.incarnation = 1
-        self.files: deque[tuple[int, BatchFile]] = deque()
+        self.files: deque[tuple[int, UnwrittenFile]] = deque()
 
     def poll(self, checkpoint_ts: int) -> None:
         for event in self.source.poll(0, lambda _: checkpoint_ts):
@@ -73,7 +73,7 @@ class Pusher:
         self.incarnation += 1
 
 
-def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: BatchFile) -> list[Served]:
+def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: UnwrittenFile) -> list[Served]:
     """What the oracle serves because of a file."""
     regions = file.regions.to_pylist()
     subscription_of = [i for i, r in enumerate(regions) for _ in range(r["row_count"])]
@@ -113,7 +113,7 @@ def truth(rows: Sequence[CommittedRow], after_ts: int, upto_ts: int) -> list[Ser
 class Pipe:
     """Workload, a pusher per store, and the plain sorter; everything late and in any order that the protocol allows."""
 
-    def __init__(self, seed: int, profile: Profile) -> None:
+    def __init__(self, seed: int, profile: WorkloadProfile) -> None:
         self.rand = random.Random(~seed)
         self.workload, self.cluster = new(seed, profile)
         scan_rows = self.rand.choice((None, 1, 3))
@@ -178,7 +178,7 @@ class Pipe:
 
 @profiles
 @pytest.mark.parametrize("seed", range(4))
-def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: Profile, seed: int) -> None:
+def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: WorkloadProfile, seed: int) -> None:
     pipe = Pipe(seed, profile)
     for _ in range(900):
         pipe.act()
@@ -190,7 +190,9 @@ def test_a_subscriber_of_every_store_gets_exactly_the_truth(profile: Profile, se
 
 @profiles
 @pytest.mark.parametrize("seed", range(10))
-def test_the_truth_is_what_the_stores_hold_and_old_values_are_the_versions_before(profile: Profile, seed: int) -> None:
+def test_the_truth_is_what_the_stores_hold_and_old_values_are_the_versions_before(
+    profile: WorkloadProfile, seed: int
+) -> None:
     workload, cluster, _ = run(seed, profile, 600)
     rows = sorted([*workload.committed, *workload.unsent])
     before: dict[bytes, bytes | None] = {}
@@ -213,7 +215,7 @@ def test_the_truth_is_what_the_stores_hold_and_old_values_are_the_versions_befor
 
 
 @profiles
-def test_the_same_seed_tells_the_same_story(profile: Profile) -> None:
+def test_the_same_seed_tells_the_same_story(profile: WorkloadProfile) -> None:
     first, second, other = (run(seed, profile, 400) for seed in (5, 5, 6))
     assert first[2] == second[2] != other[2]
     assert first[0].committed == second[0].committed
@@ -311,7 +313,7 @@ def is_job_row(row: CommittedRow) -> bool:
 
 @pytest.mark.parametrize("profile", [DDL, OLD_TRANSACTIONS], ids=["ddl", "old_transactions"])
 @pytest.mark.parametrize("seed", range(10))
-def test_every_row_decodes_with_the_schema_just_before_its_commit(profile: Profile, seed: int) -> None:
+def test_every_row_decodes_with_the_schema_just_before_its_commit(profile: WorkloadProfile, seed: int) -> None:
     workload, _, _ = run(seed, profile, 800)
     history = history_of(workload)
     formats = set()

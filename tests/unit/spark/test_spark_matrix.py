@@ -11,7 +11,7 @@ import pytest
 from reading.asof.core import columns
 from reading.asof.core.projection import projected
 from reading.core.changes import TableChanges
-from reading.core.conform import Target
+from reading.core.conform import DeliveredColumns
 from reading.core.split import order_messages
 from reading.pages import arrow
 from reading.rows.scope import Scope
@@ -65,7 +65,7 @@ def as_of(run: ColumnRun, name: str) -> list[Any] | None:
     return [f"{v:f}" if v is not None and pa.types.is_decimal256(storage_type(spec)) else v for v in values]
 
 
-def in_frame(whole: Target, changes: list[TableChanges], name: str) -> list[Any] | None:
+def in_frame(whole: DeliveredColumns, changes: list[TableChanges], name: str) -> list[Any] | None:
     """The same in a frame whose columns are of the same timestamp."""
     target = replace(whole, shown=projected(whole.table, [name]))
     query = spark_schema(arrow.no_rows(target).schema)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from tistream.tikv.core.api_versions import Api, Kind, can_follow, refusal, server_version
+from tistream.tikv.core.api_versions import Api, Interface, can_follow, refusal, server_version
 
 RECORDED = Path(__file__).parents[2] / "data" / "real_tikv" / "matrix"
 KEYS = {"plain key": b"plainkey", "key r…": b"r\0\0\0mx", "TiDB key t…": b"t\0\0", "key x…": b"x\0\0\0mx"}
@@ -38,7 +38,7 @@ def test_a_store_serves_what_the_matrix_says(server: str) -> None:
         reason = refusal(
             SERVERS[server],
             SERVERS[version],
-            Kind.RAW if kind == "raw" else Kind.TXN,
+            Interface.RAW if kind == "raw" else Interface.TXN,
             KEYS[" ".join(words)],
             expiry="ttl" in command.lower(),
         )
@@ -53,9 +53,9 @@ def test_a_store_serves_what_the_matrix_says(server: str) -> None:
 
 def test_a_server_that_has_no_expiry_is_never_asked_for_one() -> None:
     """RawGetKeyTTL ends the process of such a server, so no recording has it."""
-    assert "no expiry" in refusal(Api.V1, Api.V1, Kind.RAW, b"k", expiry=True)
-    assert not refusal(Api.V1TTL, Api.V1, Kind.RAW, b"k", expiry=True)
-    assert not refusal(Api.V2, Api.V2, Kind.RAW, b"r\0\0\0k", expiry=True)
+    assert "no expiry" in refusal(Api.V1, Api.V1, Interface.RAW, b"k", expiry=True)
+    assert not refusal(Api.V1TTL, Api.V1, Interface.RAW, b"k", expiry=True)
+    assert not refusal(Api.V2, Api.V2, Interface.RAW, b"r\0\0\0k", expiry=True)
 
 
 def test_an_error_of_another_kind_names_no_version() -> None:

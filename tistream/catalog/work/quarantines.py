@@ -42,7 +42,7 @@ from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.catalog.work.stores import issue_in
 from tistream.errors import NotFound, PromiseContradicted
 from tistream.ids import Tenant
-from tistream.model.contradiction import SAMPLE_ROWS_MAX, BatchFile, ContradictingRow, Contradiction
+from tistream.model.contradiction import SAMPLE_ROWS_MAX, BatchFileId, ContradictingRow, Contradiction
 from tistream.model.problem import Problem
 from tistream.objectstore.layout import BatchKey
 
@@ -69,8 +69,8 @@ class QuarantineRow:
     decided_by: str
 
     @property
-    def file(self) -> BatchFile:
-        return BatchFile(self.store_id, self.incarnation, self.seq)
+    def file(self) -> BatchFileId:
+        return BatchFileId(self.store_id, self.incarnation, self.seq)
 
     def problem(self) -> Problem:
         """What is shown while it is undecided."""
@@ -209,13 +209,13 @@ def decisions(catalog: Catalog, tenants: Collection[Tenant]) -> Decisions:
     )
 
 
-def _key_of(tenant: Tenant, task_id: int, file: BatchFile) -> dict[str, int]:
+def _key_of(tenant: Tenant, task_id: int, file: BatchFileId) -> dict[str, int]:
     """The primary key of a task's quarantine."""
     ids = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
     return {**ids, **file._asdict(), "task_id": task_id}
 
 
-def _object_key_of(tenant: Tenant, file: BatchFile) -> str:
+def _object_key_of(tenant: Tenant, file: BatchFileId) -> str:
     """Where the file lies."""
     return str(BatchKey(tenant=tenant, store_id=file.store_id, incarnation=file.incarnation, seq=file.seq))
 

@@ -30,7 +30,7 @@ from tistream.codec.row.layout import (
     TIMESTAMP,
     TINYBLOB,
     ColumnSpec,
-    Kind,
+    ValueKind,
     decimal_shape,
     fsp_of,
     kind_of,
@@ -42,7 +42,7 @@ from tistream.model.arrays import Mask
 Result = tuple[pa.Array, Mask]  # values, and which of them are certain
 Rule = Callable[[ColumnSpec, ColumnSpec, pa.Array], Result]
 
-_WHOLE = frozenset({Kind.SIGNED, Kind.UNSIGNED})
+_WHOLE = frozenset({ValueKind.SIGNED, ValueKind.UNSIGNED})
 _BLOBS = frozenset({TINYBLOB, BLOB, MEDIUMBLOB, LONGBLOB})
 _TIME_OF_DAY = (1 << 41) - 1  # of a packed time: hours, minutes, seconds, microseconds
 _EXACT_DOUBLE, _EXACT_FLOAT = 1 << 53, 1 << 24
@@ -57,7 +57,7 @@ def cast(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     kind, wanted = kind_of(old), kind_of(new)
     rule = _RULES.get((kind, wanted))
     result, sure = _nothing(new, values) if rule is None else rule(old, new, values)
-    if wanted is Kind.TEXT and new.charset not in (old.charset, "utf8mb4", ""):
+    if wanted is ValueKind.TEXT and new.charset not in (old.charset, "utf8mb4", ""):
         sure &= _true(pc.string_is_ascii(result))
     null = values.is_null().to_numpy(zero_copy_only=False)
     sure = (sure & ~null) | (null & (not new.not_null))
@@ -114,7 +114,7 @@ def _integer_to_decimal(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> R
 def _integer_to_double(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     if new.decimal > 0 or new.unsigned:
         return _nothing(new, values)
-    bound = _EXACT_FLOAT if kind_of(new) is Kind.FLOAT else _EXACT_DOUBLE
+    bound = _EXACT_FLOAT if kind_of(new) is ValueKind.FLOAT else _EXACT_DOUBLE
     wide = values.cast(pa.decimal128(_TEN_DIGITS, 0))
     inside = _true(pc.less_equal(pc.abs(wide), pa.scalar(bound, pa.int64()).cast(wide.type)))
     return _tried(values, pa.int64(), inside).cast(storage_type(new)), inside
@@ -185,7 +185,7 @@ def _float_to_text(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result
     """Where printing with and without an exponent is the same. (TiDB never uses one here, MySQL does.)"""
     if old.decimal > 0 or old.zerofill:
         return _nothing(new, values)
-    plain = float_plain(values, kind_of(old) is Kind.FLOAT)
+    plain = float_plain(values, kind_of(old) is ValueKind.FLOAT)
     result, sure = _fitting(new, plain)
     return result, sure & _true(pc.equal(plain, text(old, values)))
 
@@ -229,7 +229,7 @@ def _solid(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Mask:
 def _fitting(new: ColumnSpec, plain: pa.Array) -> Result:
     """Texts as values of a column of text or bytes; certain where they are no longer than it allows."""
     length = pc.binary_length(plain)
-    if kind_of(new) is Kind.BINARY:
+    if kind_of(new) is ValueKind.BINARY:
         if new.tp == STRING:
             return _nothing(new, plain)
         return plain.cast(pa.binary()), _true(pc.less_equal(length, _bytes_max(new)))
@@ -307,32 +307,32 @@ def _set_to_set(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     return pa.array(np.array(made, np.uint64)[back]), sure[back]
 
 
-_RULES: dict[tuple[Kind, Kind], Rule] = {
-    **{(a, b): _to_integer for a in (*_WHOLE, Kind.YEAR, Kind.ENUM, Kind.BIT) for b in _WHOLE},
-    **{(a, Kind.DECIMAL): _integer_to_decimal for a in _WHOLE},
-    **{(a, b): _integer_to_double for a in _WHOLE for b in (Kind.FLOAT, Kind.DOUBLE)},
-    (Kind.DECIMAL, Kind.DECIMAL): _decimal_to_decimal,
-    **{(Kind.DECIMAL, b): _decimal_to_integer for b in _WHOLE},
-    (Kind.DECIMAL, Kind.DOUBLE): _decimal_to_double,
-    (Kind.FLOAT, Kind.DOUBLE): _float_to_double,
+_RULES: dict[tuple[ValueKind, ValueKind], Rule] = {
+    **{(a, b): _to_integer for a in (*_WHOLE, ValueKind.YEAR, ValueKind.ENUM, ValueKind.BIT) for b in _WHOLE},
+    **{(a, ValueKind.DECIMAL): _integer_to_decimal for a in _WHOLE},
+    **{(a, b): _integer_to_double for a in _WHOLE for b in (ValueKind.FLOAT, ValueKind.DOUBLE)},
+    (ValueKind.DECIMAL, ValueKind.DECIMAL): _decimal_to_decimal,
+    **{(ValueKind.DECIMAL, b): _decimal_to_integer for b in _WHOLE},
+    (ValueKind.DECIMAL, ValueKind.DOUBLE): _decimal_to_double,
+    (ValueKind.FLOAT, ValueKind.DOUBLE): _float_to_double,
     **{
         (a, b): _to_text
-        for a in (*_WHOLE, Kind.DECIMAL, Kind.DURATION, Kind.ENUM, Kind.SET)
-        for b in (Kind.TEXT, Kind.BINARY)
-        if b is Kind.TEXT or a not in (Kind.ENUM, Kind.SET)
+        for a in (*_WHOLE, ValueKind.DECIMAL, ValueKind.DURATION, ValueKind.ENUM, ValueKind.SET)
+        for b in (ValueKind.TEXT, ValueKind.BINARY)
+        if b is ValueKind.TEXT or a not in (ValueKind.ENUM, ValueKind.SET)
     },
-    **{(a, Kind.TEXT): _float_to_text for a in (Kind.FLOAT, Kind.DOUBLE)},
-    (Kind.TIME, Kind.TEXT): _time_to_text,
-    (Kind.YEAR, Kind.TEXT): _year_to_text,
-    (Kind.TEXT, Kind.TEXT): _text_to_text,
-    (Kind.TEXT, Kind.BINARY): _text_to_binary,
-    (Kind.BINARY, Kind.BINARY): _binary_to_binary,
-    **{(Kind.TEXT, b): _text_to_integer for b in _WHOLE},
-    (Kind.TEXT, Kind.DECIMAL): _text_to_decimal,
-    (Kind.TIME, Kind.TIME): _time_to_time,
-    (Kind.DURATION, Kind.DURATION): _duration_to_duration,
-    (Kind.ENUM, Kind.ENUM): _label_to_enum,
-    (Kind.TEXT, Kind.ENUM): _label_to_enum,
-    (Kind.ENUM, Kind.SET): _enum_to_set,
-    (Kind.SET, Kind.SET): _set_to_set,
+    **{(a, ValueKind.TEXT): _float_to_text for a in (ValueKind.FLOAT, ValueKind.DOUBLE)},
+    (ValueKind.TIME, ValueKind.TEXT): _time_to_text,
+    (ValueKind.YEAR, ValueKind.TEXT): _year_to_text,
+    (ValueKind.TEXT, ValueKind.TEXT): _text_to_text,
+    (ValueKind.TEXT, ValueKind.BINARY): _text_to_binary,
+    (ValueKind.BINARY, ValueKind.BINARY): _binary_to_binary,
+    **{(ValueKind.TEXT, b): _text_to_integer for b in _WHOLE},
+    (ValueKind.TEXT, ValueKind.DECIMAL): _text_to_decimal,
+    (ValueKind.TIME, ValueKind.TIME): _time_to_time,
+    (ValueKind.DURATION, ValueKind.DURATION): _duration_to_duration,
+    (ValueKind.ENUM, ValueKind.ENUM): _label_to_enum,
+    (ValueKind.TEXT, ValueKind.ENUM): _label_to_enum,
+    (ValueKind.ENUM, ValueKind.SET): _enum_to_set,
+    (ValueKind.SET, ValueKind.SET): _set_to_set,
 }

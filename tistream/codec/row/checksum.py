@@ -40,7 +40,7 @@ from tistream.codec.row.columns import Cells
 from tistream.codec.row.convert import floats
 from tistream.codec.row.handle import PREFIX_SIZE
 from tistream.codec.row.kernel import Number
-from tistream.codec.row.layout import TIMESTAMP, ColumnSpec, Kind, kind_of
+from tistream.codec.row.layout import TIMESTAMP, ColumnSpec, ValueKind, kind_of
 from tistream.codec.row.text import text
 from tistream.model.arrays import I32, I64, U8
 
@@ -124,7 +124,7 @@ def verify_columns(
     sums = [{0} for _ in rows]
     for c in sorted(range(len(columns)), key=lambda c: columns[c].id):
         part = np.flatnonzero(held[c] & (cells.length[c, rows] >= 0))
-        shorter = kind_of(columns[c]) in (Kind.TIME, Kind.DURATION)
+        shorter = kind_of(columns[c]) in (ValueKind.TIME, ValueKind.DURATION)
         for i, piece in zip(part.tolist(), _pieces(columns[c], arrays[c], cells, c, rows[part]), strict=True):
             forms = _with_fewer_digits(piece) if shorter else [piece]
             if len(sums[i]) * len(forms) > _GUESSES_MAX:
@@ -189,7 +189,7 @@ def _sums(pieces: Sequence[_Piece], minutes: int) -> set[int]:
         if column.tp == TIMESTAMP:
             forms = [_moved(piece, each) for each in shifts]
             shifts = [minutes, minutes - 60, minutes + 60]  # the others may be in the other half of the year
-        if kind_of(column) in (Kind.TIME, Kind.DURATION):
+        if kind_of(column) in (ValueKind.TIME, ValueKind.DURATION):
             forms = [shorter for form in forms for shorter in _with_fewer_digits(form)]
         if len(possible) * len(forms) > _OFFSET_GUESSES_MAX:
             forms = forms[:1]
@@ -209,19 +209,26 @@ def _moved(piece: bytes, minutes: int) -> bytes:
 def _pieces(column: ColumnSpec, array: pa.Array, cells: Cells, c: int, rows: I64) -> Iterable[bytes]:
     """The bytes that a column adds to the checksums of the rows, all of them not NULL there."""
     match kind_of(column):
-        case Kind.SIGNED | Kind.UNSIGNED | Kind.YEAR | Kind.BIT | Kind.ENUM | Kind.SET as kind:
-            numbers = array.take(pa.array(rows)).cast(pa.int64() if kind is Kind.SIGNED else pa.uint64())
+        case (
+            ValueKind.SIGNED
+            | ValueKind.UNSIGNED
+            | ValueKind.YEAR
+            | ValueKind.BIT
+            | ValueKind.ENUM
+            | ValueKind.SET as kind
+        ):
+            numbers = array.take(pa.array(rows)).cast(pa.int64() if kind is ValueKind.SIGNED else pa.uint64())
             return _eights(numbers.to_numpy())
-        case Kind.FLOAT | Kind.DOUBLE:
+        case ValueKind.FLOAT | ValueKind.DOUBLE:
             bits = np.empty(cells.length.shape[1], np.uint64)  # again from the cells: a FLOAT is stored as a double
             floats(cells.data, cells.position, cells.length, c, cells.fault, bits)
             kept = bits[rows]
             return _eights(np.where(np.isfinite(kept.view(np.float64)), kept, np.uint64(0)))
-        case Kind.TEXT | Kind.BINARY | Kind.UNKNOWN:
+        case ValueKind.TEXT | ValueKind.BINARY | ValueKind.UNKNOWN:
             return map(_with_length, _stored(cells, c, rows, 0))
-        case Kind.VECTOR:
+        case ValueKind.VECTOR:
             return _stored(cells, c, rows, 4)  # converting moved the cells behind the count
-        case Kind.TIME | Kind.DURATION | Kind.DECIMAL | Kind.JSON:
+        case ValueKind.TIME | ValueKind.DURATION | ValueKind.DECIMAL | ValueKind.JSON:
             shown = text(column, array.take(pa.array(rows))).cast(pa.binary())
             return map(_with_length, shown.to_pylist())
 

@@ -15,7 +15,7 @@ from tistream.codec.row.layout import (
     DATE,
     NEWDATE,
     ColumnSpec,
-    Kind,
+    ValueKind,
     decimal_shape,
     fsp_of,
     integer_bits,
@@ -44,7 +44,7 @@ class Cells:
 def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
     """The c-th column. Bad cells are reported in `cells.fault`; their rows are NULL from then on."""
     match kind_of(column):
-        case Kind.SIGNED:
+        case ValueKind.SIGNED:
             bits = integer_bits(column)
             signed = np.empty(cells.length.shape[1], np.int64)
             low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
@@ -52,57 +52,57 @@ def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
                 low, high = -(1 << 23), (1 << 23) - 1
             convert.signed(cells.data, cells.position, cells.length, c, low, high, cells.fault, signed)
             return _fixed(column, cells, c, signed.astype(f"i{bits // 8}"))
-        case Kind.UNSIGNED:
+        case ValueKind.UNSIGNED:
             bits = integer_bits(column)
             values = _unsigned(cells, c, (1 << (24 if column.tp == 9 else bits)) - 1, kernel.OUT_OF_RANGE)
             return _fixed(column, cells, c, values.astype(f"u{bits // 8}"))
-        case Kind.YEAR:
+        case ValueKind.YEAR:
             return _fixed(column, cells, c, _unsigned(cells, c, YEAR_MAX, kernel.OUT_OF_RANGE).astype(np.uint16))
-        case Kind.BIT:
+        case ValueKind.BIT:
             high = (1 << column.flen) - 1 if 0 < column.flen < 64 else ALL_BITS
             return _fixed(column, cells, c, _unsigned(cells, c, high, kernel.OUT_OF_RANGE))
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             return _fixed(column, cells, c, _unsigned(cells, c, len(column.elems), kernel.NOT_A_LABEL))
-        case Kind.SET:
+        case ValueKind.SET:
             high = (1 << min(len(column.elems), 64)) - 1
             return _fixed(column, cells, c, _unsigned(cells, c, high, kernel.NOT_A_LABEL))
-        case Kind.TIME:
+        case ValueKind.TIME:
             packed = np.empty(cells.length.shape[1], np.uint64)
             convert.times(cells.data, cells.position, cells.length, c, cells.fault, packed)
             return _fixed(column, cells, c, _shown_time(column, packed))
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             nanos = np.empty(cells.length.shape[1], np.int64)
             bound = convert.DURATION_NS_MAX
             convert.signed(cells.data, cells.position, cells.length, c, -bound, bound, cells.fault, nanos)
             return _fixed(column, cells, c, nanos - np.fmod(nanos, 10 ** (9 - fsp_of(column))))
-        case Kind.FLOAT | Kind.DOUBLE as kind:
+        case ValueKind.FLOAT | ValueKind.DOUBLE as kind:
             bits_of = np.empty(cells.length.shape[1], np.uint64)
             convert.floats(cells.data, cells.position, cells.length, c, cells.fault, bits_of)
             doubles = bits_of.view(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
-                return _fixed(column, cells, c, doubles.astype(np.float32) if kind is Kind.FLOAT else doubles)
-        case Kind.DECIMAL:
+                return _fixed(column, cells, c, doubles.astype(np.float32) if kind is ValueKind.FLOAT else doubles)
+        case ValueKind.DECIMAL:
             digits, scale = decimal_shape(column)
             words = np.empty((cells.length.shape[1], 2 if digits <= 38 else 4), np.uint64)
             bound_of = limbs_of(10**digits)
             decimals(cells.data, cells.position, cells.length, c, scale, bound_of, cells.fault, words)
             return _fixed(column, cells, c, words)
-        case Kind.VECTOR:
+        case ValueKind.VECTOR:
             convert.check_vectors(cells.data, cells.position, cells.length, c, cells.fault)
             offsets, numbers = _gathered(column, cells, c)
             child = pa.Array.from_buffers(pa.float32(), len(numbers) // 4, [None, pa.py_buffer(numbers)])
             buffers = [_mask(cells, c), pa.py_buffer(offsets // 4)]
             return pa.Array.from_buffers(storage_type(column), cells.length.shape[1], buffers, children=[child])
-        case Kind.JSON:
+        case ValueKind.JSON:
             stored = int(convert.total_size(cells.length, c))
             long_offsets, chars = json_text(cells.data, cells.position, cells.length, c, stored, cells.fault)
             return strings(long_offsets, chars, cells.length[c] >= 0, column.name)
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return _text(column, cells, c)
-        case Kind.UNKNOWN:
+        case ValueKind.UNKNOWN:
             refuse(cells.fault, cells.length, np.flatnonzero(cells.length[c] >= 0), kernel.UNKNOWN_TYPE, c)
             return pa.nulls(cells.length.shape[1], storage_type(column))
-        case Kind.BINARY:
+        case ValueKind.BINARY:
             offsets, copied = _gathered(column, cells, c)
             buffers = [_mask(cells, c), pa.py_buffer(offsets), pa.py_buffer(copied)]
             return pa.Array.from_buffers(pa.binary(), cells.length.shape[1], buffers)

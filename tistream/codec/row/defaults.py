@@ -19,7 +19,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 from tistream.codec.row.encode import binary_decimal, binary_json, ordered_float, pack_time
-from tistream.codec.row.layout import STRING, ColumnSpec, Kind, decimal_shape, kind_of
+from tistream.codec.row.layout import STRING, ColumnSpec, ValueKind, decimal_shape, kind_of
 from tistream.errors import InvalidInput
 
 _EXACT = Context(prec=100)
@@ -33,7 +33,7 @@ def stored_default(column: ColumnSpec) -> bytes | None:
     """None stands for NULL. Raises InvalidInput if the default cannot be cast to the column's type."""
     value = column.origin_default
     kind = kind_of(column)
-    if kind is Kind.BIT and column.origin_default_bit is not None:
+    if kind is ValueKind.BIT and column.origin_default_bit is not None:
         value = column.origin_default_bit
     try:
         if value is None:
@@ -43,54 +43,54 @@ def stored_default(column: ColumnSpec) -> bytes | None:
         raise InvalidInput("an origin default that does not fit its column", column=column.name, value=value) from error
 
 
-def _zero(column: ColumnSpec, kind: Kind) -> bytes:
-    if kind is Kind.TEXT:
+def _zero(column: ColumnSpec, kind: ValueKind) -> bytes:
+    if kind is ValueKind.TEXT:
         return b""
-    if kind is Kind.BINARY:
+    if kind is ValueKind.BINARY:
         return _padded(column, b"")
-    if kind is Kind.JSON:
+    if kind is ValueKind.JSON:
         return binary_json(None)
-    if kind is Kind.VECTOR:
+    if kind is ValueKind.VECTOR:
         return bytes(4)
-    if kind is Kind.ENUM:
+    if kind is ValueKind.ENUM:
         return (1 if column.elems else 0).to_bytes(8, "little")
-    if kind in (Kind.FLOAT, Kind.DOUBLE, Kind.DECIMAL, Kind.UNKNOWN):
+    if kind in (ValueKind.FLOAT, ValueKind.DOUBLE, ValueKind.DECIMAL, ValueKind.UNKNOWN):
         return _encode(column, kind, 0)
     return bytes(8)
 
 
-def _encode(column: ColumnSpec, kind: Kind, value: object) -> bytes:
+def _encode(column: ColumnSpec, kind: ValueKind, value: object) -> bytes:
     shown = str(value)
     match kind:
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return (shown.rstrip(" ") if column.tp == STRING else shown).encode()
-        case Kind.BINARY:
+        case ValueKind.BINARY:
             return _padded(column, shown.encode())
-        case Kind.FLOAT | Kind.DOUBLE:
+        case ValueKind.FLOAT | ValueKind.DOUBLE:
             return ordered_float(_float(column, float(shown)))
-        case Kind.DECIMAL:
+        case ValueKind.DECIMAL:
             return _decimal(column, Decimal(shown))
-        case Kind.TIME:
+        case ValueKind.TIME:
             return _packed_time(shown).to_bytes(8, "little")
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             return _nanos(shown).to_bytes(8, "little", signed=True)
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             return _enum(column, value).to_bytes(8, "little")
-        case Kind.SET:
+        case ValueKind.SET:
             return _set(column, value).to_bytes(8, "little")
-        case Kind.BIT if isinstance(value, bytes | str):
+        case ValueKind.BIT if isinstance(value, bytes | str):
             raw = value if isinstance(value, bytes) else value.encode("latin-1")
             return int.from_bytes(raw, "big").to_bytes(8, "little")
-        case Kind.YEAR:
+        case ValueKind.YEAR:
             return _year(value).to_bytes(8, "little")
-        case Kind.JSON:
+        case ValueKind.JSON:
             return binary_json(json.loads(shown, parse_int=_json_integer, parse_constant=_not_json))
-        case Kind.VECTOR:
+        case ValueKind.VECTOR:
             return _vector(column, shown)
-        case Kind.UNKNOWN:
+        case ValueKind.UNKNOWN:
             raise ValueError("a column type that is not known")
         case _:
-            return _integer(shown).to_bytes(8, "little", signed=kind is Kind.SIGNED)
+            return _integer(shown).to_bytes(8, "little", signed=kind is ValueKind.SIGNED)
 
 
 def _integer(shown: str) -> int:

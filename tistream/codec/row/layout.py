@@ -23,7 +23,7 @@ TINYBLOB, MEDIUMBLOB, LONGBLOB, BLOB, VARSTRING, STRING = 249, 250, 251, 252, 25
 DECIMAL_DIGITS_MAX, DECIMAL_FRACTION_MAX = 65, 30  # what a stored value may have
 
 
-class Kind(IntEnum):
+class ValueKind(IntEnum):
     """The ways in which a stored value is decoded."""
 
     SIGNED = 0
@@ -47,35 +47,35 @@ class Kind(IntEnum):
 _INTEGERS = {TINY: 8, SHORT: 16, INT24: 32, LONG: 32, LONGLONG: 64}
 _STRINGS = frozenset({VARCHAR, VARSTRING, STRING, TINYBLOB, MEDIUMBLOB, LONGBLOB, BLOB})
 _OTHERS = {
-    YEAR: Kind.YEAR,
-    BIT: Kind.BIT,
-    ENUM: Kind.ENUM,
-    SET: Kind.SET,
-    FLOAT: Kind.FLOAT,
-    DOUBLE: Kind.DOUBLE,
-    DECIMAL: Kind.DECIMAL,
-    DATE: Kind.TIME,
-    NEWDATE: Kind.TIME,
-    DATETIME: Kind.TIME,
-    TIMESTAMP: Kind.TIME,
-    TIME: Kind.DURATION,
-    JSON: Kind.JSON,
-    VECTOR: Kind.VECTOR,
+    YEAR: ValueKind.YEAR,
+    BIT: ValueKind.BIT,
+    ENUM: ValueKind.ENUM,
+    SET: ValueKind.SET,
+    FLOAT: ValueKind.FLOAT,
+    DOUBLE: ValueKind.DOUBLE,
+    DECIMAL: ValueKind.DECIMAL,
+    DATE: ValueKind.TIME,
+    NEWDATE: ValueKind.TIME,
+    DATETIME: ValueKind.TIME,
+    TIMESTAMP: ValueKind.TIME,
+    TIME: ValueKind.DURATION,
+    JSON: ValueKind.JSON,
+    VECTOR: ValueKind.VECTOR,
 }
 _TYPES = {
-    Kind.YEAR: pa.uint16(),
-    Kind.BIT: pa.uint64(),
-    Kind.ENUM: pa.uint64(),
-    Kind.SET: pa.uint64(),
-    Kind.FLOAT: pa.float32(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.TIME: pa.uint64(),
-    Kind.DURATION: pa.int64(),
-    Kind.TEXT: pa.string(),
-    Kind.BINARY: pa.binary(),
-    Kind.JSON: pa.string(),
-    Kind.VECTOR: pa.list_(pa.float32()),
-    Kind.UNKNOWN: pa.binary(),
+    ValueKind.YEAR: pa.uint16(),
+    ValueKind.BIT: pa.uint64(),
+    ValueKind.ENUM: pa.uint64(),
+    ValueKind.SET: pa.uint64(),
+    ValueKind.FLOAT: pa.float32(),
+    ValueKind.DOUBLE: pa.float64(),
+    ValueKind.TIME: pa.uint64(),
+    ValueKind.DURATION: pa.int64(),
+    ValueKind.TEXT: pa.string(),
+    ValueKind.BINARY: pa.binary(),
+    ValueKind.JSON: pa.string(),
+    ValueKind.VECTOR: pa.list_(pa.float32()),
+    ValueKind.UNKNOWN: pa.binary(),
 }
 
 
@@ -109,13 +109,13 @@ class RowLayout:
     common_handle: tuple[int, ...] = ()  #: column ids of the clustered primary key's datums, in index order
 
 
-def kind_of(column: ColumnSpec) -> Kind:
+def kind_of(column: ColumnSpec) -> ValueKind:
     """How the column's values are decoded; UNKNOWN for a type number without a rule."""
     if column.tp in _INTEGERS:
-        return Kind.UNSIGNED if column.unsigned else Kind.SIGNED
+        return ValueKind.UNSIGNED if column.unsigned else ValueKind.SIGNED
     if column.tp in _STRINGS:
-        return Kind.BINARY if column.binary else Kind.TEXT
-    return _OTHERS.get(column.tp, Kind.UNKNOWN)
+        return ValueKind.BINARY if column.binary else ValueKind.TEXT
+    return _OTHERS.get(column.tp, ValueKind.UNKNOWN)
 
 
 def integer_bits(column: ColumnSpec) -> int:
@@ -138,9 +138,9 @@ def fsp_of(column: ColumnSpec) -> int:
 def storage_type(column: ColumnSpec) -> pa.DataType:
     """The Arrow type of the column's storage form."""
     kind = kind_of(column)
-    if kind in (Kind.SIGNED, Kind.UNSIGNED):
-        return pa.type_for_alias(f"{'u' if kind is Kind.UNSIGNED else ''}int{integer_bits(column)}")
-    if kind is Kind.DECIMAL:
+    if kind in (ValueKind.SIGNED, ValueKind.UNSIGNED):
+        return pa.type_for_alias(f"{'u' if kind is ValueKind.UNSIGNED else ''}int{integer_bits(column)}")
+    if kind is ValueKind.DECIMAL:
         digits, scale = decimal_shape(column)
         return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
     return _TYPES[kind]

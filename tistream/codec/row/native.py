@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tistream.codec.row.columns import mask_of
-from tistream.codec.row.layout import DATE, NEWDATE, TIMESTAMP, ColumnSpec, Kind, kind_of, storage_type
+from tistream.codec.row.layout import DATE, NEWDATE, TIMESTAMP, ColumnSpec, ValueKind, kind_of, storage_type
 from tistream.codec.row.text import enum_labels, members, numbers
 from tistream.errors import InvalidInput
 
@@ -27,15 +27,15 @@ _LABELS = pa.dictionary(pa.int32(), pa.string())
 def native_type(column: ColumnSpec) -> pa.DataType:
     """The Arrow type that `native` gives."""
     match kind_of(column):
-        case Kind.TIME:
+        case ValueKind.TIME:
             if column.tp in (DATE, NEWDATE):
                 return pa.date32()
             return pa.timestamp("us", "UTC" if column.tp == TIMESTAMP else None)
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             return pa.duration("us")
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             return _LABELS
-        case Kind.SET:
+        case ValueKind.SET:
             return pa.list_(pa.string())
         case _:
             return storage_type(column)
@@ -48,19 +48,19 @@ def native(column: ColumnSpec, values: pa.Array) -> pa.Array:
     if values.type != storage_type(column):
         raise InvalidInput("not the storage form of the column", column=column.name, type=str(values.type))
     match kind_of(column):
-        case Kind.TIME:
+        case ValueKind.TIME:
             return _times(column, values)
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             nanos, valid = numbers(values, np.int64)
             # towards zero, as fractions are cut when a TIME is printed
             micros = np.sign(nanos) * (np.abs(nanos) // 1000)
             return _array(native_type(column), micros, valid)
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             enum_labels(column, values)  # refuses indexes without a label
             indexes, valid = numbers(values, np.uint64)
             places = pa.array(np.where(valid, indexes, np.uint64(0)).astype(np.int32), mask=~valid)
             return pa.DictionaryArray.from_arrays(places, pa.array(["", *column.elems], pa.string()))
-        case Kind.SET:
+        case ValueKind.SET:
             masks, valid = numbers(values, np.uint64)
             different, index = np.unique(np.where(valid, masks, np.uint64(0)), return_inverse=True)
             lists = pa.array([members(column, mask) for mask in different.tolist()], native_type(column))

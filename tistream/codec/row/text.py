@@ -19,7 +19,7 @@ from tistream.codec.row.columns import mask_of, strings
 from tistream.codec.row.convert import repair_utf8
 from tistream.codec.row.decimals import write_decimals
 from tistream.codec.row.glyphs import MYSQL, PLAIN, float_chars, write_durations, write_times
-from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, Kind, decimal_shape, fsp_of, kind_of, storage_type
+from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, ValueKind, decimal_shape, fsp_of, kind_of, storage_type
 from tistream.errors import InvalidInput
 from tistream.model.arrays import I64, U8
 
@@ -34,35 +34,35 @@ def text(column: ColumnSpec, values: pa.Array) -> pa.StringArray:
     """
     values = _checked(column, values)
     match kind_of(column):
-        case Kind.TEXT | Kind.JSON:
+        case ValueKind.TEXT | ValueKind.JSON:
             return values
-        case Kind.SIGNED | Kind.UNSIGNED | Kind.BIT:
+        case ValueKind.SIGNED | ValueKind.UNSIGNED | ValueKind.BIT:
             return values.cast(pa.string())
-        case Kind.YEAR:
+        case ValueKind.YEAR:
             return pc.utf8_lpad(values.cast(pa.string()), 4, "0")
-        case Kind.FLOAT | Kind.DOUBLE:
+        case ValueKind.FLOAT | ValueKind.DOUBLE:
             return _floats(values, MYSQL)
-        case Kind.DECIMAL:
+        case ValueKind.DECIMAL:
             return _decimals(column, values)
-        case Kind.TIME:
+        case ValueKind.TIME:
             packed, valid = numbers(values, np.uint64)
             offsets, out = _room(len(values), _TIME_CHARS_MAX)
             write_times(packed, column.tp in (DATE, NEWDATE), fsp_of(column), offsets, out)
             return strings(offsets, out, valid, column.name)
-        case Kind.DURATION:
+        case ValueKind.DURATION:
             nanos, valid = numbers(values, np.int64)
             offsets, out = _room(len(values), _TIME_CHARS_MAX)
             write_durations(nanos, fsp_of(column), offsets, out)
             return strings(offsets, out, valid, column.name)
-        case Kind.ENUM:
+        case ValueKind.ENUM:
             return enum_labels(column, values)
-        case Kind.SET:
+        case ValueKind.SET:
             return set_labels(column, values)
-        case Kind.VECTOR:
+        case ValueKind.VECTOR:
             return _vectors(column, values)
-        case Kind.BINARY:
+        case ValueKind.BINARY:
             return binary_as_text(column, values)
-        case Kind.UNKNOWN:
+        case ValueKind.UNKNOWN:
             return pa.nulls(len(values), pa.string())
 
 

@@ -32,7 +32,7 @@ from tistream.catalog.tenancy.tenants import not_registered
 from tistream.errors import KeyLimited, NotAllowed, NotFound, invariant
 from tistream.http import error_reference
 from tistream.http.auth.authenticator import Authenticator
-from tistream.http.auth.core.roles import LIMITED_RIGHTS, OfLimited, Principal, Right, Verdict, decide
+from tistream.http.auth.core.roles import LIMITED_RIGHTS, AccessDecision, OfLimited, Principal, Right, decide
 from tistream.ids import Tenant
 
 ACCESS = "tistream.http.access_log"  #: key of an Access in a request's scope
@@ -185,9 +185,9 @@ def _check(request: Request, right: Right, filtered: bool) -> None:
     if named and tenant is None and not who.sees_all:
         raise NotFound("Tenant not found.")  # invalid ids name no tenant that this key may see
     match decide(who, right, tenant, filtered=filtered or (bool(named) and tenant is None)):
-        case Verdict.ALLOWED:
+        case AccessDecision.ALLOWED:
             return
-        case Verdict.HIDDEN:
+        case AccessDecision.HIDDEN:
             assert tenant is not None
             raise not_registered(tenant)
     bound = ", for one tenant only" if who.tenant is not None and right in who.rights else ""

@@ -21,7 +21,7 @@ class Api(StrEnum):
     V2 = "V2"
 
 
-class Kind(StrEnum):
+class Interface(StrEnum):
     """The interface of a request."""
 
     RAW = "RawKV"
@@ -29,22 +29,22 @@ class Kind(StrEnum):
 
 
 #: (server, request, interface) -> first bytes of keys that it serves; an empty tuple = any
-_SERVED: dict[tuple[Api, Api, Kind], tuple[bytes, ...]] = {
-    (Api.V1, Api.V1, Kind.RAW): (),
-    (Api.V1, Api.V1, Kind.TXN): (),
-    (Api.V1TTL, Api.V1, Kind.RAW): (),
-    (Api.V2, Api.V1, Kind.TXN): _TIDB,
-    (Api.V2, Api.V2, Kind.RAW): (b"r",),
-    (Api.V2, Api.V2, Kind.TXN): (b"x",),
+_SERVED: dict[tuple[Api, Api, Interface], tuple[bytes, ...]] = {
+    (Api.V1, Api.V1, Interface.RAW): (),
+    (Api.V1, Api.V1, Interface.TXN): (),
+    (Api.V1TTL, Api.V1, Interface.RAW): (),
+    (Api.V2, Api.V1, Interface.TXN): _TIDB,
+    (Api.V2, Api.V2, Interface.RAW): (b"r",),
+    (Api.V2, Api.V2, Interface.TXN): (b"x",),
 }
 
 
-def serves(server: Api, request: Api, kind: Kind) -> bool:
+def serves(server: Api, request: Api, kind: Interface) -> bool:
     """Whether the server serves such requests for some keys."""
     return (server, request, kind) in _SERVED
 
 
-def refusal(server: Api, request: Api, kind: Kind, key: bytes, *, expiry: bool = False) -> str:
+def refusal(server: Api, request: Api, kind: Interface, key: bytes, *, expiry: bool = False) -> str:
     """Why the server does not serve such a request; empty when it does. `expiry`: the request sets or reads one."""
     served = _SERVED.get((server, request, kind))
     if served is None:

@@ -32,7 +32,7 @@ _STAYS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedRegion:
     """A region and the keys on the wire that it has."""
 
     range: KeyRange
@@ -53,19 +53,19 @@ class RegionMap:
     def __len__(self) -> int:
         return len(self._by_start)
 
-    def find(self, key: bytes) -> Known | None:
+    def find(self, key: bytes) -> CachedRegion | None:
         """The region of a key."""
         at = self._by_start.bisect_right(key) - 1
         if at < 0:
             return None
-        known: Known = self._by_start.peekitem(at)[1]
+        known: CachedRegion = self._by_start.peekitem(at)[1]
         return known if key in known.range else None
 
     def add(self, regions: Iterable[Region]) -> None:
         """Regions as PD or a store names them; those without a leader cannot be asked and are left out."""
         for region in regions:
             if region.leader_store_id and (part := self._range_of(region)) is not None:
-                self._put(Known(part, region))
+                self._put(CachedRegion(part, region))
 
     def drop(self, region: Region) -> None:
         """Forget a region, unless it is known better by now."""
@@ -92,7 +92,7 @@ class RegionMap:
             return bool(newer)
         return False
 
-    def _put(self, new: Known) -> None:
+    def _put(self, new: CachedRegion) -> None:
         older = list(self._overlapping(new.range))
         if any(known.epoch > new.epoch for known in older):
             return
@@ -100,10 +100,10 @@ class RegionMap:
             del self._by_start[known.range.start]
         self._by_start[new.range.start] = new
 
-    def _overlapping(self, part: KeyRange) -> Iterable[Known]:
+    def _overlapping(self, part: KeyRange) -> Iterable[CachedRegion]:
         first = max(self._by_start.bisect_right(part.start) - 1, 0)
         for start in self._by_start.islice(first):
-            known: Known = self._by_start[start]
+            known: CachedRegion = self._by_start[start]
             if part.end and start >= part.end:
                 return
             if known.range.intersect(part) is not None:

@@ -71,7 +71,7 @@ LIMITABLE = frozenset({Role.CONSUMER})  #: roles whose keys may be limited to ta
 LIMITED_RIGHTS = frozenset().union(*(GRANTS[role] for role in LIMITABLE)) | {Right.KNOWN}
 
 
-class Verdict(StrEnum):
+class AccessDecision(StrEnum):
     """An access decision."""
 
     ALLOWED = "allowed"
@@ -108,19 +108,19 @@ class Principal:
 ANYONE = Principal(key_id="", name="anyone", role=Role.OWNER)
 
 
-def decide(who: Principal, right: Right, tenant: Tenant | None, *, filtered: bool = False) -> Verdict:
+def decide(who: Principal, right: Right, tenant: Tenant | None, *, filtered: bool = False) -> AccessDecision:
     """Whether `who` may use a route of this right.
 
     `tenant` is that of the path. Without one the route concerns the deployment and refuses keys of one tenant, unless
     it is `filtered`: it then shows or changes only what the key may see.
     """
     if right in (Right.OPEN, Right.KNOWN):
-        return Verdict.ALLOWED
+        return AccessDecision.ALLOWED
     if tenant is not None and not who.sees(tenant):
-        return Verdict.HIDDEN
+        return AccessDecision.HIDDEN
     if right not in who.rights or (tenant is None and not filtered and not who.sees_all):
-        return Verdict.WEAK
-    return Verdict.ALLOWED
+        return AccessDecision.WEAK
+    return AccessDecision.ALLOWED
 
 
 def fits(role: Role, tenant: Tenant | None) -> bool:
