@@ -199,11 +199,11 @@ class KeyspaceControl(Protocol):
         ...
 
 
-class ReplayControl(RecordingControl, KeyspaceControl, Protocol):
+class PlaybackControl(RecordingControl, KeyspaceControl, Protocol):
     """The control plane for the push of a recording of any kind of tenant."""
 
 
-class ClusterControl(ReplayControl, ReseedControl, Protocol):
+class ClusterControl(PlaybackControl, ReseedControl, Protocol):
     """The control plane for a push that follows a cluster."""
 
 

@@ -107,8 +107,8 @@ class LaneRun:
         self._stretch: Stretch | None = None
 
     @property
-    def feed(self) -> tuple[Tenant, str]:
-        """Its changefeed."""
+    def changefeed(self) -> tuple[Tenant, str]:
+        """Its tenant and id."""
         return self.job.lane.tenant, self.job.lane.changefeed_id
 
     @property

@@ -140,15 +140,15 @@ class ReplicationWorker:
         for lane_id, job in jobs.items():
             if lane_id in self._runs:  # looked at before `_released`, which is noted before a run is forgotten
                 continue
-            left = self._released.get(lane_id)
-            if left is not None and job.lane.epoch <= left.lane.epoch:
-                self._give_up(left)  # not seen yet, or the list is older
+            released = self._released.get(lane_id)
+            if released is not None and job.lane.epoch <= released.lane.epoch:
+                self._release(released)  # not seen yet, or the list is older
             elif not job.lane.is_stopped:
                 run = LaneRun(self._services, self._clock, job, self._open, self._open_letters, self._rand)
                 run.seen(job, asked_s, answered_s)
                 with self._lock:
                     self._runs[lane_id] = run
-                    self._turns.add(lane_id, run.feed, asked_s)
+                    self._turns.add(lane_id, run.changefeed, asked_s)
         for slot in self._slots:
             slot.wake()
 
@@ -164,14 +164,14 @@ class ReplicationWorker:
         try:
             run.close()
         finally:
-            left = self._released[run.lane.lane_id] = _Released(run.lane, run.waits)
-            self._give_up(left)
+            released = self._released[run.lane.lane_id] = _Released(run.lane, run.waits)
+            self._release(released)
 
-    def _give_up(self, left: _Released) -> None:
+    def _release(self, released: _Released) -> None:
         try:
-            give_up_lane(self._catalog, left.lane, waited=left.waited)
+            give_up_lane(self._catalog, released.lane, waited=released.waited)
         except TiStreamError as e:
-            log.warning("could not give a lane up, its lease will end", lane=left.lane.lane_id, error=str(e))
+            log.warning("could not give a lane up, its lease will end", lane=released.lane.lane_id, error=str(e))
 
     def _round(self) -> None:
         """Turns of the lanes that are due, one after the other."""
@@ -204,7 +204,7 @@ class ReplicationWorker:
             if lane_id in self._ended:
                 self._turns.hurry(lane_id)
             elif has_moved:
-                self._turns.wake(run.feed, now_s)  # the others may wait for this one at a DDL statement
+                self._turns.wake(run.changefeed, now_s)  # the others may wait for this one at a DDL statement
 
     def _finish(self, lane_id: int, run: LaneRun) -> None:
         """The run writes no more. The lane has another one here only after it was given up."""

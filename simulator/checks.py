@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.capture import Capture
-from simulator.replay.recording import read_recording
+from simulator.playback.recording import read_recording
 from tistream.diagnostics.findings import Finding, ok
 
 
@@ -19,7 +19,7 @@ def check_capture(folder: Path) -> Finding:
 
 
 def check_recording(folder: Path) -> Finding:
-    """The recorded traffic in `folder` can be replayed."""
+    """The recorded traffic in `folder` can be played back."""
     recording = read_recording(folder)
     words = f"{folder}: the traffic of a cluster of {len(recording.stores)} stores, {len(recording.lines):,} messages"
     return ok(words, start_ts=str(recording.start_ts))

@@ -127,14 +127,14 @@ class FilterInvalid(InvalidInput):
 
 
 class TsOutOfRange(InvalidInput):
-    """The timestamp lies in the future."""
+    """The timestamp is in the future."""
 
     code = "TS-1004"
     hint = "Give a timestamp up to now, or start_ts=latest; wait=SECONDS waits for changes."
 
 
 class TsExpired(InvalidInput):
-    """The timestamp lies below what is retained."""
+    """The timestamp is below what is retained."""
 
     code = "TS-1005"
     hint = "start_ts=earliest starts at the beginning of the log; earlier rows must come from a dump of the source."
@@ -198,7 +198,7 @@ class StillInFlight(TiStreamError):
 
 
 class AheadOfWatermark(TiStreamError):
-    """The timestamp lies above the watermark."""
+    """The timestamp is above the watermark."""
 
     kind = ErrorKind.RETRY
     code = "TS-1007"
@@ -271,7 +271,7 @@ class StateForbids(InvalidInput):
 
 
 class BeyondQuarantine(InvalidInput):
-    """A store of the tenant is quarantined, and the timestamp lies above the last watermark known to be good."""
+    """A store of the tenant is quarantined, and the timestamp is above the last watermark known to be good."""
 
     code = "TS-1017"
     hint = (

@@ -80,7 +80,7 @@ def push_snippets(tenant: Tenant, *, keyed: bool = False, tables: bool = True) -
         {"name": "Cluster", "text": f"tistream push --pd HOST:2379 {named}"},
     ]
     if not tables:
-        return [*anywhere, {"name": "Recorded", "text": f"tistream push --replay FOLDER {named}"}]
+        return [*anywhere, {"name": "Recorded", "text": f"tistream push --recording FOLDER {named}"}]
     return [
         *anywhere,
         {"name": "Backup", "text": f"tistream push --log-backup s3://BUCKET/PREFIX {named}"},

@@ -90,7 +90,7 @@ class GcBarrier:
             raise StoreUnavailable("the timestamp is above PD's newest one", ts=needed)
         ttl_s = int(self._cap_s - age_s)
         if ttl_s <= _MARGIN_S:
-            self._give_up(needed, age_s)
+            self._lose(f"garbage collection is held back for {self._cap_s / 3600:g} h at most", needed, age_s)
             return
         try:
             self._pd.hold_history(self.name, needed, ttl_s)
@@ -111,10 +111,6 @@ class GcBarrier:
             self._pd.release_history(self.name)
         except TiStreamError as e:
             log.warning("releasing the GC barrier failed, it will expire", name=self.name, error=str(e))
-
-    def _give_up(self, needed: int, age_s: float) -> None:
-        words = f"garbage collection is held back for {self._cap_s / 3600:g} h at most"
-        self._lose(words, needed, age_s)
 
     def _lose(self, why: str, needed: int, age_s: float) -> None:
         self._held = None

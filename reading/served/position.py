@@ -310,6 +310,6 @@ def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) 
     newest = max(resolved_ts, tso.compose(now_ms + 1))
     if start_ts > newest:
         raise TsOutOfRange(
-            f"{start_ts} ({tso.to_text(start_ts) if start_ts < 1 << 62 else 'far'}) lies in the future.",
+            f"{start_ts} ({tso.to_text(start_ts) if start_ts < 1 << 62 else 'far'}) is in the future.",
             latest_ts=str(resolved_ts),
         )

@@ -21,12 +21,12 @@ from tistream.errors import invariant
 PATIENCE_S = 1.0
 NOW = float("-inf")
 
-Feed = Hashable
+Changefeed = Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    feed: Feed
+    changefeed: Changefeed
     began_s: float
 
 
@@ -35,49 +35,49 @@ class Turns:
 
     def __init__(self, slots: int) -> None:
         self._slots, self._silent_max = slots, max(1, slots // 2)
-        self._feeds: dict[int, Feed] = {}
+        self._changefeeds: dict[int, Changefeed] = {}
         self._due: dict[int, float] = {}
         self._running: dict[int, _Turn] = {}
-        self._silent: set[Feed] = set()
+        self._silent: set[Changefeed] = set()
 
     @property
     def threads(self) -> int:
         """How many turns may run."""
         return 2 * self._slots
 
-    def add(self, lane_id: int, feed: Feed, due_s: float) -> None:
+    def add(self, lane_id: int, changefeed: Changefeed, due_s: float) -> None:
         """A lane that is to be written."""
-        self._feeds[lane_id], self._due[lane_id] = feed, due_s
+        self._changefeeds[lane_id], self._due[lane_id] = changefeed, due_s
 
     def forget(self, lane_id: int) -> None:
         """The lane is not written any more."""
         self._running.pop(lane_id, None)
         self._due.pop(lane_id, None)
-        feed = self._feeds.pop(lane_id)
-        if feed not in self._feeds.values():
-            self._silent.discard(feed)
+        changefeed = self._changefeeds.pop(lane_id)
+        if changefeed not in self._changefeeds.values():
+            self._silent.discard(changefeed)
 
     def take(self, now_s: float) -> int | None:
         """The lane that is scheduled now; None when none is due that may run."""
-        of_feed = Counter(turn.feed for turn in self._running.values())
+        running_of = Counter(turn.changefeed for turn in self._running.values())
         young = sum(now_s - turn.began_s < PATIENCE_S for turn in self._running.values())
-        silent = sum(turn.feed in self._silent for turn in self._running.values())
+        silent = sum(turn.changefeed in self._silent for turn in self._running.values())
         first: tuple[float, int] | None = None
         for lane_id, due_s in self._due.items():
             if due_s > now_s or (first is not None and (due_s, lane_id) > first):
                 continue
-            feed = self._feeds[lane_id]
-            if feed in self._silent:
-                may_run = not of_feed[feed] and silent < self._silent_max
+            changefeed = self._changefeeds[lane_id]
+            if changefeed in self._silent:
+                may_run = not running_of[changefeed] and silent < self._silent_max
             else:
-                may_run = of_feed[feed] < self._slots and young < self._slots
+                may_run = running_of[changefeed] < self._slots and young < self._slots
             if may_run:
                 first = due_s, lane_id
         if first is None:
             return None
         lane_id = first[1]
         del self._due[lane_id]
-        self._running[lane_id] = _Turn(self._feeds[lane_id], now_s)
+        self._running[lane_id] = _Turn(self._changefeeds[lane_id], now_s)
         return lane_id
 
     def ended(self, lane_id: int, now_s: float, due_s: float, *, has_moved: bool, has_failed: bool) -> None:
@@ -87,17 +87,17 @@ class Turns:
         assert turn is not None
         self._due[lane_id] = due_s
         if has_failed and now_s - turn.began_s >= PATIENCE_S:
-            self._silent.add(turn.feed)
+            self._silent.add(turn.changefeed)
         elif has_failed or has_moved:
-            self._silent.discard(turn.feed)
+            self._silent.discard(turn.changefeed)
 
     def hurry(self, lane_id: int) -> None:
         """Its run is over: it is due at once, unless its turn runs."""
         if lane_id in self._due:
             self._due[lane_id] = NOW
 
-    def wake(self, feed: Feed, now_s: float) -> None:
+    def wake(self, changefeed: Changefeed, now_s: float) -> None:
         """The waiting lanes of a changefeed are due now."""
         for lane_id in self._due:
-            if self._feeds[lane_id] == feed:
+            if self._changefeeds[lane_id] == changefeed:
                 self._due[lane_id] = min(self._due[lane_id], now_s)

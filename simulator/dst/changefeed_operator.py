@@ -143,7 +143,7 @@ class Operator:
     def settle(self) -> None:
         """Mend and run everything."""
         self._scenario.takes_all()
-        feed = self._feed()
+        feed = self._changefeed()
         if feed is None:
             self._create()
         elif feed.state is ReaderState.FINISHED:
@@ -155,7 +155,7 @@ class Operator:
 
     def do(self, what: str) -> None:
         """One of these deeds, or what must come before it."""
-        feed = self._feed()
+        feed = self._changefeed()
         if feed is None:
             self._create()
         elif feed.state is ReaderState.FINISHED:
@@ -277,7 +277,7 @@ class Operator:
 
     # -- what there is
 
-    def _feed(self) -> ChangefeedRow | None:
+    def _changefeed(self) -> ChangefeedRow | None:
         return next(iter(CHANGEFEEDS.of_tenant(self._catalog, TENANT)), None)
 
     def _lanes(self) -> Sequence[Any]:

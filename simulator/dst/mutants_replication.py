@@ -69,7 +69,7 @@ broken(
 )
 broken(
     "written-after-giving-up (replication): an owner that does not know whether it has given a lane up writes on",
-    ("replicator.worker:ReplicationWorker._look", "if left is not None and", "if False and"),
+    ("replicator.worker:ReplicationWorker._look", "if released is not None and", "if False and"),
 )
 broken(
     "hold-ignored (replication): the log is given up above the checkpoint of a changefeed that holds it",

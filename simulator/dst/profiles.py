@@ -43,7 +43,7 @@ class Profile:
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     contradictions: int = 0  #: rows with which stores contradict their own promises
-    anew: bool = False  #: beside it a tenant whose store does so with a true row, and the one connected in its place
+    anew: bool = False  #: a second tenant's store does so with a true row; the tenant is replaced by a new one
     members: int = 0  #: processes that read one consumer
     replicators: int = 0  #: processes that write a changefeed to a recovery cluster
     letters: bool = False  #: what that refuses becomes dead letters
@@ -339,7 +339,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="anew",
-            about="a store breaks its promise with a true row: another tenant takes the place of its own, with a seed",
+            about="a store breaks its promise with a true row: its tenant is replaced by a new one, with a seed",
             upstream=replace(upstream.TINY, tables=2, rows=4, patience=4),
             actions=150,
             dispatchers=1,

@@ -46,7 +46,7 @@ _MOMENTS = 60  #: that are judged
 _Known = defaultdict[bytes, list[dict[str, Any]]]
 
 
-def give_up(world: World, running: Running) -> None:
+def raise_floors(world: World, running: Running) -> None:
     """Until the upstream rests. A round that fails is dropped."""
     catalog, rand = running.catalog, running.rand
     replicates = world.find(Replication) is not None

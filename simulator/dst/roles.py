@@ -24,7 +24,7 @@ from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.worker import PusherWorker
 from simulator.dst.database import SimCatalog
 from simulator.dst.job_rules import LEASE_MS
-from simulator.dst.raw_floors import give_up
+from simulator.dst.raw_floors import raise_floors
 from simulator.dst.running import TENANT, Running, SimClock, serve
 from simulator.dst.shaping import shape
 from simulator.dst.upstream import SimSource
@@ -95,7 +95,7 @@ def roles_of(world: World) -> Mapping[str, Callable[[Running], None]]:
         "sorter": _sorter,
         "pusher": _push,
         "compactor": _compact,
-        "retainer": give_up,
+        "retainer": raise_floors,
         "shaper": shape,
     }
     return {"reader": world.log.read, **{role: partial(run, world) for role, run in roles.items()}}

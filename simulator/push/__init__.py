@@ -1,1 +1,1 @@
-"""Pushers that replay recordings and the model cluster instead of following a live one."""
+"""Pushers that play recordings and the model cluster instead of following a live one."""

@@ -23,7 +23,7 @@ Relations:
 
 When `handle` raises FeedGap, CorruptObject or PromiseContradicted, the batch has changed nothing.
 UpstreamContractViolated ends the task. PromiseContradicted means that the store broke its own promise
-(`sorter.core.contradictions`): its files are not taken until an operator has decided: `give_up` ends a rejected
+(`sorter.core.contradictions`): its files are not taken until an operator has decided: `end_incarnation` ends a rejected
 incarnation.
 """
 
@@ -182,7 +182,7 @@ class TaskCore:
         question = contradictions.question(self._incoming(batch), at, self._durable_ts) if len(at) else ()
         return question or None
 
-    def give_up(self, store: int, incarnation: int) -> list[Effect]:
+    def end_incarnation(self, store: int, incarnation: int) -> list[Effect]:
         """An operator has rejected this incarnation of a store: it ends where it was taken to, and its promises do not
         count any more. W falls to what has been handed to a flush or others promise; new subscriptions of the store,
         which begin at or below `durable_ts`, raise it again and bring what is missing."""

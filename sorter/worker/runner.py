@@ -160,16 +160,16 @@ class TaskRunner:
             )
             self._readers[store_id] = read(request, self.inbox)
 
-    def apply_quarantines(self, held: Set[int], given_up: Set[tuple[int, int]]) -> None:
+    def apply_quarantines(self, held: Set[int], rejected: Set[tuple[int, int]]) -> None:
         """Take no file of the `held` stores of the tenant, and end the incarnations that an operator has rejected."""
         for store_id in held & self._readers.keys():
             self._leave_store(store_id)
-        for store_id, incarnation in sorted(given_up):
+        for store_id, incarnation in sorted(rejected):
             positions = self.core.positions().get(store_id, {})
             if self.halted or position_of(positions, incarnation).closed:
                 continue
             self._leave_store(store_id)
-            self._step(partial(self.core.give_up, store_id, incarnation))
+            self._step(partial(self.core.end_incarnation, store_id, incarnation))
             self.contradicted.pop(store_id, None)
             self._unsaved_batches += 1
             log.warning("incarnation given up", task=self.task_id, store=store_id, incarnation=incarnation)

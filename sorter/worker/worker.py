@@ -329,7 +329,7 @@ class SorterWorker:
     def _follow(self, runner: TaskRunner, store_ids: Set[int]) -> None:
         tenant = runner.row.tenant
         held = self._quarantines.held.get(tenant, frozenset())
-        runner.apply_quarantines(held, self._quarantines.given_up.get(tenant, frozenset()))
+        runner.apply_quarantines(held, self._quarantines.rejected.get(tenant, frozenset()))
         runner.follow(store_ids - held, self._pump.read)
 
     def _take_batches(self) -> bool:

@@ -53,7 +53,7 @@ class TestQuarantines:
         assert served_edge(catalog, T)[:2] == (START + 8, START + 8)
         assert served_edge(catalog, OTHER)[:2] == (START, None)
         now = decisions(catalog, [T, OTHER])
-        assert (now.held, now.given_up, len(now.open)) == ({T: frozenset({STORE})}, {}, 2)
+        assert (now.held, now.rejected, len(now.open)) == ({T: frozenset({STORE})}, {}, 2)
         with pytest.raises(NotFound):
             reject_store(catalog, OTHER, STORE)
         assert len(reject_store(catalog, T, STORE, actor="ops")) == 2
@@ -62,7 +62,7 @@ class TestQuarantines:
         assert newest_incarnation(catalog, T, STORE) == 2
         assert served_edge(catalog, T) == (START + 20, None, (START + 8, START + 20))
         now = decisions(catalog, [T, OTHER])
-        assert (now.held, now.given_up, now.open) == ({}, {T: frozenset({(STORE, 1)})}, [])
+        assert (now.held, now.rejected, now.open) == ({}, {T: frozenset({(STORE, 1)})}, [])
         assert {row.decided_by for row in list_quarantines(catalog)} == {"ops"}
         kinds = [event.kind for event in list_events(catalog, limit=100)]
         assert (kinds.count("store.quarantined"), kinds.count("store.rejected")) == (2, 1)

@@ -101,7 +101,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> Ite
     site = Site(PagePlayer(folder, environment(port), {"8711": port, "./recorded": "./ts"}), port)
     try:
         for block in blocks_of(TUTORIAL)[-2:]:
-            title = "In a terminal of its own" if "tistream up" in block.text else ""
+            title = "In a separate terminal" if "tistream up" in block.text else ""
             info = f'sh title="{title}"' if title else "sh"
             play(site.player, replace(block, info=info), port, last_resolved_ts)
         yield site

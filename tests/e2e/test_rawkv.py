@@ -37,7 +37,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
             tenant = ("-c", "1", "-t", str(keyspace + 1), "--url", up.url)
             kind = ("--kind", "raw", "--keyspace", str(keyspace))
             _run("tenant", "register", *tenant, *kind, log=folder / f"register{keyspace}.log")
-            replay = ("push", "--replay", str(RAW_DEV), *tenant, "--speed", "max")
+            replay = ("push", "--recording", str(RAW_DEV), *tenant, "--speed", "max")
             _run(*replay, log=folder / f"push{keyspace}.log")
         yield up
 

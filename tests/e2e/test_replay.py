@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 def push(url: str, folder: Path) -> TiStreamProcess:
     """Follows the recorded cluster at full speed, not started yet."""
-    args = ("push", "--replay", str(TRAFFIC), "--url", url, "--cluster", "1", "--tenant", "1", "--speed", "max")
+    args = ("push", "--recording", str(TRAFFIC), "--url", url, "--cluster", "1", "--tenant", "1", "--speed", "max")
     return TiStreamProcess(*args, log=folder / "push.log")
 
 

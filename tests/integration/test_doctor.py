@@ -1,4 +1,4 @@
-"""What `tistream doctor` finds: of a cluster, of catalogs, and of S3 servers, one of which ignores If-None-Match."""
+"""`tistream doctor` checks a cluster, a catalog and a bucket, and says what is wrong with each."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--pd", "a:1", "--replay", "x"], "give one of"),
+        (["--pd", "a:1", "--recording", "x"], "give one of"),
         (["--pd", " , "], "at least one PD server"),
         (["--pd", "a:1", "--cert-path", "x"], "belong together"),
         (["--pd", "a:1", "--ca-path", "/nowhere"], "cannot be read"),

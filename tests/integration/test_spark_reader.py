@@ -168,7 +168,7 @@ def test_a_stream_may_end_in_the_future_and_a_batch_may_not(world: ApiWorld, ove
     stream.prepareForTriggerAvailableNow()
     parts = [changes(table(stream, stream.partitions(*batch))) for batch in walk(stream, ALL)]
     assert [row for part in parts for row in part] == pulled(world, "/databases/shop/tables/acct", format="arrow")
-    with pytest.raises(TsOutOfRange, match="2099-01-01 lies in the future"):
+    with pytest.raises(TsOutOfRange, match="2099-01-01 is in the future"):
         frame.reader()
 
 

@@ -3,7 +3,7 @@
 A title in a fence's info string says how a block is meant; readers of the site see it above the block:
 
     (none)                        runs to its end with exit status 0; a Python block is a program of its own
-    In a terminal of its own      each command goes on until the page's end. The same command again: Ctrl-C first
+    In a separate terminal        each command goes on until the page's end. The same command again: Ctrl-C first
     Until Ctrl-C                  shows something, is interrupted then, and ends well
     NAME.py (Python only)         is saved under that name, for later blocks
     With Java 17 and Spark        is a program that tests/integration/test_spark_source.py runs
@@ -42,7 +42,7 @@ class How(StrEnum):
     """What is done with a block."""
 
     RUN = "run"
-    TERMINAL = "in a terminal of its own"
+    TERMINAL = "in a separate terminal"
     UNTIL_CTRL_C = "until Ctrl-C"
     SAVE = "save"
     LEAVE = "leave"
@@ -80,8 +80,8 @@ class Block:
             return How.LEAVE
         if self.language == "python" and re.fullmatch(r"\w+\.py", self.title):
             return How.SAVE
-        titles = {"": How.RUN, "In a terminal of its own": How.TERMINAL, "Until Ctrl-C": How.UNTIL_CTRL_C}
-        titles["Each in a terminal of its own"] = How.TERMINAL
+        titles = {"": How.RUN, "In a separate terminal": How.TERMINAL, "Until Ctrl-C": How.UNTIL_CTRL_C}
+        titles["Each in a separate terminal"] = How.TERMINAL
         if self.title not in titles or (self.language == "python" and self.title):
             raise ValueError(f"line {self.line}: {self.title!r} is none of {[*titles]} or {NOT_RUN!r} with a reason")
         return titles[self.title]

@@ -113,7 +113,7 @@ class _Run:
             case "closes":
                 yield from self._closes(options)
             case "give":
-                self._core.give_up(int(options["store"]), int(options.get("life", 1)))
+                self._core.end_incarnation(int(options["store"]), int(options.get("life", 1)))
                 self._core.check()
                 self.oracle = None
             case "flush,":

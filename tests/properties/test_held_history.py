@@ -1,8 +1,7 @@
 """No opening scan is called ready whose history was collected, whatever machine, PD and frontier do meanwhile.
 
-The model: PD with its own clock, barriers that end after their time to live, and garbage collection that stops at
-them; a machine whose monotonic clock stands still while it is suspended; the real GcBarrier, HeldFrontier and feed of
-one store.
+PD is a model: it has its own clock, GC barriers expire, and garbage collection stops at those that have not. So is
+the machine: its monotonic clock stops while it is suspended. GcBarrier, HeldFrontier and the feed of one store are real.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def push(
     *,
     context: typer.Context,
     capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,
-    replay: Annotated[
+    recording: Annotated[
         Path | None, typer.Option(help="Folder of the recorded traffic of a real cluster, served again and followed.")
     ] = None,
     log_backup: Annotated[
@@ -76,7 +76,7 @@ def push(
 ) -> None:
     """Push a change stream: a live cluster's, a recorded one, or that of TiKV's log backup.
 
-    Give one of --pd, --capture, --replay and --log-backup; with --check none is needed. A recording ends when all of
+    Give one of --pd, --capture, --recording and --log-backup; with --check none is needed. A recording ends when all of
     it is durable and, within some seconds, can be pulled; the others are followed until Ctrl-C. A new tenant begins
     with the current schema, or that of --start-ts; a log backup needs --start-ts or --schema-snapshot once."""
     from tistream.cli.doctor import check_push, show_findings
@@ -84,15 +84,15 @@ def push(
     from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
-    sources = sum(source is not None for source in (capture, replay, log_backup, pd))
+    sources = sum(source is not None for source in (capture, recording, log_backup, pd))
     if sources > 1 or not (sources or check):
-        raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
+        raise InvalidInput("give one of --pd, --capture, --recording and --log-backup")
     url, who, tls = to.url, TenantId(cluster, tenant), secured.tls()
     to_pd = None if pd is None else of_cluster.endpoints(pd)
     configure(LogSettings(level="error" if check else "warning"))
     if check:
         room = None if follow.spill is None else (follow.spill, follow.spill_mib << 20)
-        checks = check_push(url, who, capture, replay, log_backup, to_pd, tls, follow.keyspace, room)
+        checks = check_push(url, who, capture, recording, log_backup, to_pd, tls, follow.keyspace, room)
         return show_findings(f"pushing to tenant {who} at {url}", checks, to.output)
     context.with_resource(pusher_probes(url, who, metrics_host, metrics_port))
     if to_pd is not None:
@@ -101,16 +101,16 @@ def push(
     if log_backup is not None:
         upto = follow_log(url, who, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up)
     else:
-        upto = _play(capture, replay, url, who, speed)
+        upto = _play(capture, recording, url, who, speed)
     if not wait_until_served(url, who, upto):
         print("the service is still sorting; `tistream status` shows its progress", file=sys.stderr)
 
 
-def _play(capture: Path | None, replay: Path | None, url: str, tenant: TenantId, speed: str) -> int:
+def _play(capture: Path | None, recording: Path | None, url: str, tenant: TenantId, speed: str) -> int:
     """Push the given recording, showing progress; returns its watermark."""
     from tistream.cli.progress import Progress
 
-    folder = capture or replay
+    folder = capture or recording
     assert folder is not None
     pace = parse_speed(speed)
     with Progress("pushing", sys.stderr) as progress:
@@ -137,9 +137,9 @@ def push_recording(
     """Push a recording to the service at `url`, until its end or until `stop` is set. `is_traffic`: it is the traffic
     of a cluster, which is served again and followed."""
     from simulator.push.capture_push import push_capture
-    from simulator.push.replay_push import push_replay
+    from simulator.push.playback_push import push_playback
 
-    play = push_replay if is_traffic else push_capture
+    play = push_playback if is_traffic else push_capture
     with control_of(url, tenant) as (control, open_bucket):
         return play(folder, control, open_bucket, speed=speed, progress=progress, stop=stop)
 

@@ -105,7 +105,7 @@ class TiStreamDataSource(DataSource):
         """A reader of one frame, which always ends at what was served when the frame was made."""
         end_ts = self._options.end_ts or str(self._served_ts)
         if not end_ts.isdecimal():
-            raise TsOutOfRange(f"A batch read ends at a served timestamp; endTs={end_ts} lies in the future.")
+            raise TsOutOfRange(f"A batch read ends at a served timestamp; endTs={end_ts} is in the future.")
         options = replace(self._options, end_ts=str(min(int(end_ts), self._served_ts)))
         query = self._query(options, schema)
         return _FilteredReader(query) if options.pushes_filters else _Reader(query)

@@ -185,7 +185,7 @@ class StoreFeed:
         for piece in [p for p in self._scanned.values() if not held(p.checkpoint_ts)]:
             self._discard_scan(piece)
             if piece.phase is Phase.SCANNED:
-                self._give_up(piece, now)
+                self._register_again(piece, now)
         for piece in self._scanned.values():
             self._events.append(SubscriptionReady(subscription=piece.subscription, ready_ts=ts))
             if piece.phase is Phase.SCANNED:
@@ -205,7 +205,7 @@ class StoreFeed:
         """End these subscriptions and register their regions again."""
         wanted = set(subscriptions)
         for piece in [p for p in self._registrations.values() if p.subscription in wanted]:
-            self._give_up(piece, now)
+            self._register_again(piece, now)
 
     def drop(self) -> None:
         """Drop every subscription and register nothing until `resume`: the pusher could not keep up."""
@@ -244,7 +244,7 @@ class StoreFeed:
         for piece in self._scans.timed_out(now):
             reason = "its opening scan makes no progress"
             self._scans.double_timeout(piece.region_id)
-            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
+            self._register_again(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0))
         due = []
         while self._queries and self._queries[0][0] <= now:
             due.append(heappop(self._queries)[2])
@@ -387,7 +387,7 @@ class StoreFeed:
             return
         if piece.opening.contradicts(rows):
             reason = "two different prewrites of one lock in its opening scan"
-            self._give_up(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
+            self._register_again(piece, self._pauses.failed(piece.region_id, reason, now, lived_s=0.0, at_least_s=0.5))
             return
         self._emit_rows(piece, rows)
         if initialized:
@@ -448,7 +448,7 @@ class StoreFeed:
     def _led_here(self, region: Region, now: float) -> None:
         self._enqueue(self._pieces.led_here(region, max(now, self._pauses.until(region.id))))
 
-    def _give_up(self, piece: Piece, due: float) -> None:
+    def _register_again(self, piece: Piece, due: float) -> None:
         """Deregister a piece and queue it again."""
         self._discard_scan(piece)
         self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))

@@ -206,4 +206,4 @@ def refuse_future(conn: Connection, tenant: Tenant, ts: int) -> None:
     edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
     latest = max(edge, compose(int(conn.execute(_NOW).scalar_one()) + CLOCK_SKEW_MAX_MS))
     if ts > latest:
-        raise TsOutOfRange(f"{ts} lies in the future; the watermark is {edge}.", latest_ts=str(edge))
+        raise TsOutOfRange(f"{ts} is in the future; the watermark is {edge}.", latest_ts=str(edge))

@@ -112,7 +112,7 @@ _TAKE = (
     )
 )
 _END: dict[str, Any] = {"open_key": None, "ended_ms": now_ms()}
-_GIVE_UP = jobs.update().where(_SEEN).values(state=JobState.FAILED, epoch=_j.epoch + 1, **_END)
+_FAIL = jobs.update().where(_SEEN).values(state=JobState.FAILED, epoch=_j.epoch + 1, **_END)
 
 
 def enqueue(catalog: Catalog, wanted: Sequence[NewJob], *, leader_epoch: int) -> list[int]:
@@ -157,7 +157,7 @@ def lease(
                     continue
                 seen = {"asked_job": row.job_id, "seen_epoch": row.epoch, "lease_ms": lease_ms}
                 if row.tries >= TRIES_MAX:
-                    _give_up(conn, seen)
+                    _fail(conn, seen)
                 elif conn.execute(_TAKE, {**seen, "me": holder}).rowcount:
                     tried.append((row.job_id, row.epoch + 1))
                     return [job_row(conn.execute(ONE_JOB, {"asked_job": row.job_id}).one())]
@@ -307,10 +307,10 @@ def _has_left(catalog: Catalog, job: JobRow) -> bool:
     return row is not None and row.epoch == job.epoch and row.state != JobState.RUNNING
 
 
-def _give_up(conn: Connection, seen: dict[str, Any]) -> None:
+def _fail(conn: Connection, seen: dict[str, Any]) -> None:
     job = job_row(conn.execute(ONE_JOB, seen).one())
     error = f"Each of {job.tries} executors died or lost its lease, the last one was {job.holder}."
-    if conn.execute(_GIVE_UP, {**seen, "code": "TS-1000", "error": error}).rowcount:
+    if conn.execute(_FAIL, {**seen, "code": "TS-1000", "error": error}).rowcount:
         _record(conn, EventKind.JOB_FAILED, job, error=error)
 
 

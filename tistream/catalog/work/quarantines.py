@@ -92,7 +92,7 @@ class Decisions:
     """What sorters do with the stores of a tenant."""
 
     held: Mapping[Tenant, frozenset[int]] = field(default_factory=dict)  #: no file of these stores is taken
-    given_up: Mapping[Tenant, frozenset[tuple[int, int]]] = field(default_factory=dict)  #: ended (store, incarnation)
+    rejected: Mapping[Tenant, frozenset[tuple[int, int]]] = field(default_factory=dict)  #: ended (store, incarnation)
     open: Sequence[QuarantineRow] = ()
 
 
@@ -196,15 +196,15 @@ def decisions(catalog: Catalog, tenants: Collection[Tenant]) -> Decisions:
     with catalog.reading() as conn:
         in_force = [row for row in map(_row_of, conn.execute(_IN_FORCE)) if row.tenant in tenants]
     held = dict[Tenant, set[int]]()
-    given_up = dict[Tenant, set[tuple[int, int]]]()
+    rejected = dict[Tenant, set[tuple[int, int]]]()
     for row in in_force:
         if row.state == QuarantineState.QUARANTINED:
             held.setdefault(row.tenant, set()).add(row.store_id)
         else:
-            given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
+            rejected.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
     return Decisions(
         {tenant: frozenset(stores) for tenant, stores in held.items()},
-        {tenant: frozenset(stores) for tenant, stores in given_up.items()},
+        {tenant: frozenset(stores) for tenant, stores in rejected.items()},
         [row for row in in_force if row.state == QuarantineState.QUARANTINED],
     )
 

@@ -21,15 +21,15 @@ async def read_body(receive: Receive, bytes_max: int) -> bytes:
             return b"".join(parts)
 
 
-def replay_body(body: bytes, receive: Receive) -> Receive:
+def receive_with(body: bytes, receive: Receive) -> Receive:
     """A receive that returns the body once more, then continues with `receive`."""
     given = False
 
-    async def replayed() -> Message:
+    async def receive_body() -> Message:
         nonlocal given
         if given:
             return await receive()
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replayed
+    return receive_body

@@ -26,7 +26,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.idempotency_keys import KeptAnswer, begin_answer, drop_answer, keep_answer
 from tistream.errors import AnotherRequest, CatalogUnavailable, InvalidInput, StillInFlight, TiStreamError
 from tistream.http.auth.access import ACCESS
-from tistream.http.auth.bodies import read_body, replay_body
+from tistream.http.auth.bodies import read_body, receive_with
 from tistream.http.auth.core.keys import without_secrets
 from tistream.http.problem import problem_response
 from tistream.limits import KEPT_BODY_BYTES_MAX
@@ -56,12 +56,12 @@ class Idempotency:
             request = _hash(scope["path"], scope.get("query_string", b"").decode("latin-1"), body)
             kept = await run_in_threadpool(begin_answer, self._catalog, digest, request, attempt)
             if kept is not None:
-                await _replay(kept, request)(scope, receive, send)
+                await _stored_response(kept, request)(scope, receive, send)
                 return
         except TiStreamError as e:
             await problem_response(e)(scope, receive, send)
             return
-        await self._do(digest, attempt, scope, replay_body(body, receive), send)
+        await self._do(digest, attempt, scope, receive_with(body, receive), send)
 
     async def _do(self, digest: str, attempt: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Do the request; its answer is stored before it is sent."""
@@ -109,7 +109,7 @@ class Idempotency:
             log.warning("failed attempt not dropped", error=str(e))
 
 
-def _replay(kept: KeptAnswer, request: str) -> Response:
+def _stored_response(kept: KeptAnswer, request: str) -> Response:
     if kept.request_hash != request:
         raise AnotherRequest()
     if not kept.status:

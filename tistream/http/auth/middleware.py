@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
 from tistream.http.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
 from tistream.http.auth.authenticator import Authenticator
-from tistream.http.auth.bodies import read_body, replay_body
+from tistream.http.auth.bodies import read_body, receive_with
 from tistream.http.auth.core.roles import ANYONE
 from tistream.http.problem import SECURITY_HEADERS, problem_response
 
@@ -151,12 +151,12 @@ def _refuse_other_sites(request: HTTPConnection) -> None:
 
 
 async def _checked_csrf(request: HTTPConnection, receive: Receive, token: str) -> Receive:
-    """NotAllowed unless header or form hold the session's token. A form that was read is replayed."""
+    """NotAllowed unless header or form hold the session's token. A form that was read can be received again."""
     given = request.headers.get(CSRF_HEADER, "")
     if not given and request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
         body = await read_body(receive, _FORM_BYTES_MAX)
         given = parse_qs(body.decode("latin-1"), max_num_fields=1000).get(CSRF_FIELD, [""])[0]
-        receive = replay_body(body, receive)
+        receive = receive_with(body, receive)
     if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("ascii")):
         raise NotAllowed("The request lacks the CSRF token of this session: reload the page.")
     return receive

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.replay.recording import NEVER, KnownRegion, Recording, Registration
+from simulator.playback.recording import NEVER, KnownRegion, Recording, Registration
 from tistream.keyrange import KeyRange, gaps
 from tistream.tikv.core import wire
 
@@ -25,7 +25,7 @@ class Tile:
     store_id: int  #: that leads it
 
 
-class ReplayPlan:
+class PlaybackPlan:
     """The plan at any line; asked for in the order of the lines."""
 
     def __init__(self, recording: Recording) -> None:

@@ -14,8 +14,8 @@ import zstandard
 
 from pusher.frontier import FrontierEntry
 from schemas.snapshot import parse_pushed
+from simulator.push.playback_push import push_playback
 from simulator.push.recording_push import PushProgress, PushResult
-from simulator.push.replay_push import push_replay
 from tests.kit.memory_control import MemoryControl
 from tests.kit.oracle import WatermarkOracle, batch_files, interleaved
 from tests.kit.real_tikv import stored_versions
@@ -43,7 +43,7 @@ class Bench:
         self.stop = threading.Event()
 
     def push(self, directory: Path = QUIET) -> PushResult:
-        return push_replay(directory, self.control, lambda _: self.store, progress=self.progress, stop=self.stop)
+        return push_playback(directory, self.control, lambda _: self.store, progress=self.progress, stop=self.stop)
 
     def progress(self, p: PushProgress) -> None:
         self.seen.append(p)

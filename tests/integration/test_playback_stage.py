@@ -10,8 +10,8 @@ import pytest
 
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import Request
-from simulator.replay.core.stage import Stage
-from simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, read_recording
+from simulator.playback.core.stage import Stage
+from simulator.playback.recording import Begun, Message, Recording, Registration, StreamEnded, read_recording
 from tistream import ts
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import Request
-from simulator.replay.core.pd import ReplayPd
-from simulator.replay.core.stage import Stage
-from simulator.replay.recording import STREAM, Recording, read_recording
+from simulator.playback.core.pd import PlaybackPd
+from simulator.playback.core.stage import Stage
+from simulator.playback.recording import STREAM, Recording, read_recording
 from tests.kit.real_tikv import lines, stored_versions
 from tistream.codec.protobuf import message, octets, uint
 from tistream.errors import TiStreamError
@@ -91,7 +91,7 @@ def test_any_bytes_are_read_or_refused(read: Any, data: bytes) -> None:
 )
 def test_pd_answers_or_refuses_any_request(method: str, data: bytes) -> None:
     recording = quiet()
-    pd = ReplayPd(recording, Stage(recording, UNOWNED), "127.0.0.1:1", dict.fromkeys((1, 4, 5), "127.0.0.1:2"))
+    pd = PlaybackPd(recording, Stage(recording, UNOWNED), "127.0.0.1:1", dict.fromkeys((1, 4, 5), "127.0.0.1:2"))
     for request in (data, message(1, uint(1, recording.cluster_id)) + data):
         with contextlib.suppress(TiStreamError):
             pd.timestamps(request) if method == "Tso" else pd.answer(f"/pdpb.PD/{method}", request)

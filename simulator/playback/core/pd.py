@@ -1,6 +1,6 @@
-"""The replayed PD's answers at the stage's current line.
+"""The played back PD's answers at the stage's current line.
 
-Regions follow the plan, stores the recorded answers, timestamps the stage's clock; addresses are the replay's own.
+Regions follow the plan, stores the recorded answers, timestamps the stage's clock; addresses are those of the playback.
 History below the recording's first checkpoint cannot be held: it is gone.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.loopback.core.feed_wire import region_form
 from simulator.loopback.core.pd import PdAnswers
-from simulator.replay.core.stage import Stage
-from simulator.replay.recording import Recording
+from simulator.playback.core.stage import Stage
+from simulator.playback.recording import Recording
 from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
 from tistream.tikv.core import wire
 
 
-class ReplayPd(PdAnswers):
+class PlaybackPd(PdAnswers):
     """The answers. Its owner holds the stage's lock around every call."""
 
     def __init__(self, recording: Recording, stage: Stage, address: str, store_addresses: Mapping[int, str]) -> None:

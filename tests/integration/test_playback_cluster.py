@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from pusher.core.cdcpb import RegionErrorKind
-from simulator.replay.server import ReplayCluster
+from simulator.playback.server import PlaybackCluster
 from tests.kit.change_data import read_change_data
 from tests.kit.feed_client import FeedClient
 from tests.kit.real_tikv import lines, stored_versions
@@ -35,7 +35,7 @@ QUIET_TABLE = prefix_range(table_prefix(0x1A2))
 NEVER_SENT = 81  #: rewritten by a lossy DDL or ingested: TiKV hides them
 
 
-def followed(cluster: ReplayCluster, ranges: list[KeyRange], *, lag: float, timeout_s: float = 200) -> FeedClient:
+def followed(cluster: PlaybackCluster, ranges: list[KeyRange], *, lag: float, timeout_s: float = 200) -> FeedClient:
     client = FeedClient(cluster.pd_address, ranges, cluster.start_ts, seed=3, lag=lag)
     try:
         client.follow(lambda: cluster.played and client.received == cluster.streams.sent, timeout_s)
@@ -47,7 +47,7 @@ def followed(cluster: ReplayCluster, ranges: list[KeyRange], *, lag: float, time
 @pytest.mark.parametrize("lag", [0.0, 1.0])
 @pytest.mark.parametrize("ranges", [[QUIET_TABLE], [KeyRange()]], ids=["table", "everything"])
 def test_every_transaction_made_by_hand_is_delivered(ranges: list[KeyRange], lag: float) -> None:
-    with ReplayCluster(QUIET) as cluster:
+    with PlaybackCluster(QUIET) as cluster:
         client = followed(cluster, ranges, lag=lag)
     assert client.check_promises() >= 30
     truth = stored_versions(QUIET)
@@ -61,7 +61,7 @@ def test_every_transaction_made_by_hand_is_delivered(ranges: list[KeyRange], lag
 
 def test_rows_are_those_of_the_transactions_made_by_hand() -> None:
     """Message by message what the requests say that must come, for the registration that lives through all of them."""
-    with ReplayCluster(QUIET) as cluster:
+    with PlaybackCluster(QUIET) as cluster:
         client = followed(cluster, [QUIET_TABLE], lag=0.0)
     rows: Counter[tuple[int, bytes, int, int]] = Counter()
     for stream in client.all:
@@ -104,7 +104,7 @@ def overlapped() -> Iterator[tuple[bytes, int]]:
 
 @pytest.mark.slow
 def test_a_whole_run_is_delivered_through_splits_merges_and_the_loss_of_a_store() -> None:
-    with ReplayCluster(DEV) as cluster:
+    with PlaybackCluster(DEV) as cluster:
         client = followed(cluster, [KeyRange(b"m", b"u")], lag=0.3)
         start_ts = cluster.start_ts
     assert client.check_promises() > len(client.versions)
@@ -133,7 +133,7 @@ def test_a_whole_run_is_delivered_through_splits_merges_and_the_loss_of_a_store(
 class Raw:
     """One stream, request by request."""
 
-    def __init__(self, cluster: ReplayCluster, *, features: str = "stream-multiplexing") -> None:
+    def __init__(self, cluster: PlaybackCluster, *, features: str = "stream-multiplexing") -> None:
         self.pd = PdClient([cluster.pd_address])
         self.region = self.pd.scan_regions(region_form(QUIET_TABLE.start), region_form(QUIET_TABLE.end), 10)[0]
         address = next(s.address for s in self.pd.stores() if s.id == self.region.leader_store_id)
@@ -177,7 +177,7 @@ REGISTER = message(9, b"")
 
 
 def test_what_does_not_fit_is_refused_as_a_store_does() -> None:
-    with ReplayCluster(QUIET, speed=0.01) as cluster:
+    with PlaybackCluster(QUIET, speed=0.01) as cluster:
         raw = Raw(cluster)
         raw.register(1, cluster_id=5, tail=REGISTER)
         assert raw.error() == (1, RegionErrorKind.CLUSTER_ID_MISMATCH)
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_as_a_store_does() -> None:
 
 
 def test_a_stream_that_is_not_multiplexed_is_refused() -> None:
-    with ReplayCluster(QUIET) as cluster:
+    with PlaybackCluster(QUIET) as cluster:
         raw = Raw(cluster, features="none")
         with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
             raw.error()
@@ -206,7 +206,7 @@ def test_a_stream_that_is_not_multiplexed_is_refused() -> None:
 
 
 def test_keys_that_nobody_registers_stop_the_clock_and_are_named() -> None:
-    with ReplayCluster(QUIET) as cluster:
+    with PlaybackCluster(QUIET) as cluster:
         assert not cluster.wait_until_played(0.5)
         played, total = cluster.lines
         region, seconds = cluster.waiting_for
@@ -217,11 +217,11 @@ def test_keys_that_nobody_registers_stop_the_clock_and_are_named() -> None:
         client.follow(lambda: cluster.played, 60)
         assert cluster.waiting_for == ("", 0.0)
         client.close()
-    with ReplayCluster(QUIET, only=KeyRange(b"a", b"b")) as cluster:
+    with PlaybackCluster(QUIET, only=KeyRange(b"a", b"b")) as cluster:
         assert cluster.wait_until_played(30)  # what is not wanted needs no listener
 
 
-def barriers(cluster: ReplayCluster, pd: PdClient) -> list[str]:
+def barriers(cluster: PlaybackCluster, pd: PdClient) -> list[str]:
     """Who keeps history, as PD says."""
     with open_channel(cluster.pd_address, None) as channel:
         answer = channel.unary_unary("/pdpb.PD/GetGCState")(pd_messages.encoded(wire.GcBarrierRequest(), pd.cluster_id))
@@ -229,7 +229,7 @@ def barriers(cluster: ReplayCluster, pd: PdClient) -> list[str]:
 
 
 def test_the_history_before_the_recording_cannot_be_held() -> None:
-    with ReplayCluster(QUIET) as cluster:
+    with PlaybackCluster(QUIET) as cluster:
         pd = PdClient([cluster.pd_address])
         pd.hold_history("tistream", cluster.start_ts, 60)
         assert barriers(cluster, pd) == ["tistream"]
@@ -245,6 +245,6 @@ def test_the_history_before_the_recording_cannot_be_held() -> None:
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        ReplayCluster(tmp_path)
+        PlaybackCluster(tmp_path)
     with pytest.raises(InvalidInput):
-        ReplayCluster(QUIET, speed=0.0)
+        PlaybackCluster(QUIET, speed=0.0)

@@ -1,6 +1,6 @@
 """gRPC around the stage: one server for PD, one for each store, and the thread that plays the lines.
 
-    with ReplayCluster(directory) as cluster:
+    with PlaybackCluster(directory) as cluster:
         PdClient([cluster.pd_address]) ...
         cluster.wait_until_played(60)
 
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from simulator.loopback.cluster import LoopbackCluster
 from simulator.loopback.core.feed_wire import KV_API_TIDB, Request
-from simulator.replay.core.pd import ReplayPd
-from simulator.replay.core.stage import Stage
-from simulator.replay.recording import read_recording
+from simulator.playback.core.pd import PlaybackPd
+from simulator.playback.core.stage import Stage
+from simulator.playback.recording import read_recording
 from tistream.clock import Clock
 from tistream.codec.protobuf import parse
 from tistream.errors import InvalidInput
@@ -33,7 +33,7 @@ _WAIT_S = 0.2
 _PATIENCE_S = 10.0
 
 
-class ReplayCluster(LoopbackCluster):
+class PlaybackCluster(LoopbackCluster):
     """A recorded cluster on the loopback interface. `close` it, or use it as a context.
 
     `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage. `kv_api`, `wanted`:
@@ -58,7 +58,7 @@ class ReplayCluster(LoopbackCluster):
         self._speed = speed
         self._blocked: tuple[str, float] | None = None  # the region that the next line waits for, since when
         self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, recorded ms)
-        self._start(ReplayPd(self._recording, self._stage, self.pd_address, self._addresses))
+        self._start(PlaybackPd(self._recording, self._stage, self.pd_address, self._addresses))
 
     @property
     def start_ts(self) -> int:
@@ -83,7 +83,7 @@ class ReplayCluster(LoopbackCluster):
 
     @property
     def played(self) -> bool:
-        """Whether everything was played and handed to the clients' streams. Raises the error that ended the replay
+        """Whether everything was played and handed to the clients' streams. Raises the error that ended the playback
         early."""
         with self._lock:
             if self._fault is not None:

@@ -21,14 +21,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from pusher.control import PushBundle, ReplayControl, retrying
+from pusher.control import PlaybackControl, PushBundle, retrying
 from pusher.flush_schedule import FlushSchedule
 from pusher.keyspace import Followed, followed_keys
 from pusher.schema_push import empty_snapshot, snapshot_ts
 from pusher.tikv.source import SourceOptions, TikvSource
+from simulator.playback.recording import check_recording
+from simulator.playback.server import PlaybackCluster
 from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
-from simulator.replay.recording import check_recording
-from simulator.replay.server import ReplayCluster
 from tistream.clock import Clock, SystemClock
 from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
@@ -45,9 +45,9 @@ _FLUSH_S = 0.5  # recordings are mostly played faster than real time
 _IDLE_S = 2.5 * _FLUSH_S  # after the last row; by then every store has ticked
 
 
-def push_replay(
+def push_playback(
     directory: Path,
-    control: ReplayControl,
+    control: PlaybackControl,
     open_store: Callable[[str], ObjectStore],
     *,
     speed: float | None = None,
@@ -72,9 +72,9 @@ def push_replay(
         return PushResult(complete=False, last_resolved_ts=0, rows=0, files=0, bytes=0)
     followed = _followed(bundle)
     only = None if bundle.kind == "tidb" else followed.wanted[0]
-    with ReplayCluster(Path(directory), speed=speed, only=only, kv_api=followed.kv_api, wanted=only) as cluster:
+    with PlaybackCluster(Path(directory), speed=speed, only=only, kv_api=followed.kv_api, wanted=only) as cluster:
         schema = _schema(Path(directory), cluster.start_ts) if only is None else b""
-        return _ReplayPush(cluster, followed, schema, control, progress, waits, clock).run(open_store)
+        return _PlaybackPush(cluster, followed, schema, control, progress, waits, clock).run(open_store)
 
 
 def _followed(bundle: PushBundle) -> Followed:
@@ -85,13 +85,13 @@ def _followed(bundle: PushBundle) -> Followed:
     return followed_keys(bundle, bundle.keyspace_id)
 
 
-class _ReplayPush(RecordingPush):
+class _PlaybackPush(RecordingPush):
     def __init__(
         self,
-        cluster: ReplayCluster,
+        cluster: PlaybackCluster,
         followed: Followed,
         schema: bytes,
-        control: ReplayControl,
+        control: PlaybackControl,
         progress: Callable[[PushProgress], None],
         stop: threading.Event,
         clock: Clock,

@@ -1,4 +1,4 @@
-"""The recorded cluster at one line, and our registrations with it; see "Replaying a recording" in docs/pusher.md.
+"""The recorded cluster at one line, and our registrations with it; see "Playing back a recording" in docs/pusher.md.
 
     register / deregister / drop_stream    what our clients do
     blocked / step                         the next line, when it has listeners
@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import Event, Request, Resolved, Row
-from simulator.replay.core.history import Openings, VersionHistory
-from simulator.replay.core.plan import ReplayPlan
-from simulator.replay.recording import Begun, Message, Recording, Registration, StreamEnded, StreamOpened, Timestamp
+from simulator.playback.core.history import Openings, VersionHistory
+from simulator.playback.core.plan import PlaybackPlan
+from simulator.playback.recording import Begun, Message, Recording, Registration, StreamEnded, StreamOpened, Timestamp
 from tistream import ts
 from tistream.keyrange import KeyRange, gaps
 
@@ -73,11 +73,11 @@ class _Part:
 
 
 class Stage:
-    """The state of the replay. `only`: the keys that must have a listener before the clock moves on; None = all."""
+    """The state of the playback. `only`: the keys that must have a listener before the clock moves on; None = all."""
 
     def __init__(self, recording: Recording, only: KeyRange | None = None) -> None:
         self._recording, self._only = recording, only or KeyRange()
-        self.plan = ReplayPlan(recording)
+        self.plan = PlaybackPlan(recording)
         self.line = 0
         self.history = VersionHistory()
         self.away: set[int] = set()  #: stores that cannot be reached
