@@ -39,6 +39,10 @@ class Aspect:
     def rest(self) -> None:
         """Faults have ended."""
 
+    def ahead_ms(self) -> int:
+        """How far the upstream's clock is ahead now."""
+        return 0
+
     def has_all(self, upto: int) -> bool:
         """At rest: whether those to whom it gives changes have all up to here."""
         return True

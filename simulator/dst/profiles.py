@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator import profiles as upstream
-from simulator.dst.upstream import StoreTiming
-from simulator.dst.upstream_profiles import LARGE, SCANS, SINK, SPREAD, with_moves
+from simulator.dst.upstream_profiles import LARGE, SCANS, SINK, SPREAD, StoreTiming, with_moves
 from simulator.raw_workload import RawProfile
 from tistream.limits import CLOCK_SKEW_MAX_MS
 

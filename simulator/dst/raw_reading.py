@@ -24,13 +24,20 @@ _KEYSPACE = 1
 RAW_KEYS = keyspace_range(KeyMode.RAW, _KEYSPACE)  #: of the tenant
 
 
+def raw_rules(world: World) -> RawRules:
+    """The rules that the keyspace of a run must keep."""
+    return RawRules(world.workload.versions, RAW_KEYS, world.oracle.violated)
+
+
 class RawLog:
     """The log of one run."""
 
     raw_keys = RAW_KEYS  #: that pushers follow
 
-    def __init__(self, world: World, rules: RawRules) -> None:
-        self._world, self._rules = world, rules
+    def __init__(self, world: World) -> None:
+        if world.raw is None:
+            raise ValueError("the scenario has no keyspace")
+        self._world, self._rules = world, world.raw
 
     def register(self, catalog: SimCatalog) -> None:
         """The tenant is a keyspace; there may be others in the cluster."""

@@ -17,6 +17,7 @@ from simulator.dst.boundaries import Boundary, Point
 from simulator.dst.bounds import drawn, lowered
 from simulator.dst.install import installed
 from simulator.dst.profiles import PROFILES, Profile, profile_of
+from simulator.dst.scenario import parts_of
 from simulator.dst.scheduler import Livelock
 from simulator.dst.world import World
 
@@ -120,7 +121,7 @@ def _prepared(
     logging = structlog.get_config()
     bounds = {} if "bounds" in without else drawn(seed, profile.name)
     gc.disable()  # a run is short, and its greenlets are a lot to look through
-    world = World(f"{seed}/{profile.name}", profile, actions=actions, without=without, points=points)
+    world = World(f"{seed}/{profile.name}", profile, parts_of(profile), actions=actions, without=without, points=points)
     threads.use(world.scheduler)
     story_logger(world.tell)
     world.bounds = bounds

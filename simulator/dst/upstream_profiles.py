@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from simulator import profiles as upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTiming:
+    """Of the stores. As shares of the time between two ticks."""
+
+    apart: float = 0.0  #: by which the ticks of store n + 1 come after those of store n
+    fetched: float = 0.0  #: before a tick, at which the timestamp of its resolved ts is fetched
+    resolved: float = 0.0  #: before a tick, at which the locks are looked at and the resolved ts is sent; <= fetched
+    before_ready: bool = False  #: a resolved ts is sent during the opening scan: it does not count yet
+    scan_s: float = 0.0  #: seconds, not a share: between two pieces of the opening scans of a store
+    flush_into_scans: bool = False  #: pipelined transactions write again what an opening scan is about to send
+    coarse_tso: bool = False  #: two ticks have one timestamp unless one was allocated in between
+
+    @property
+    def plain(self) -> bool:
+        """Whether timestamp, locks and tick are always taken together."""
+        return not self.fetched and not self.before_ready
+
 
 #: some transactions that take a while, and rollbacks that overlap commits
 SPREAD = replace(

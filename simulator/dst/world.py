@@ -12,39 +12,29 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import zstandard
 
+from simulator.core.cluster import Cluster
 from simulator.dst import threads
-from simulator.dst.anew import Anew
 from simulator.dst.aspect import Aspect
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
-from simulator.dst.contradictions import Contradictions
 from simulator.dst.database import SimCatalog, SimDatabase
 from simulator.dst.faults import Dice
-from simulator.dst.future import Future
-from simulator.dst.members import Members
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
-from simulator.dst.other_tenants import OtherTenants
 from simulator.dst.profiles import Profile
-from simulator.dst.raw_reading import RAW_KEYS, RawLog
 from simulator.dst.raw_rules import RawRules
-from simulator.dst.replication import Replication
-from simulator.dst.roles import roles_of, run_role
 from simulator.dst.running import TENANT, Running, SimClock
 from simulator.dst.scheduler import Process, Scheduler
-from simulator.dst.sinking import Sinking
 from simulator.dst.store import Bucket, SimStore
-from simulator.dst.tidb_reading import TidbLog
-from simulator.dst.upkeep import Upkeep
-from simulator.dst.upstream import upstream_of
 from sorter.worker.worker import SorterWorker
 from tistream import ts as tso
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
+from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SchemaSnapKey
 
 A = TypeVar("A", bound=Aspect)
@@ -70,11 +60,47 @@ class Event:
         return f"{self.kind}#{self.number}"
 
 
+class ReadLog(Protocol):
+    """The log of the judged tenant, as its readers get it."""
+
+    @property
+    def raw_keys(self) -> KeyRange | None:
+        """The keyspace that pushers follow; None: tables."""
+
+    def register(self, catalog: SimCatalog) -> None:
+        """Register the tenant."""
+
+    def read(self, running: Running) -> None:
+        """Read as a process, until it ends."""
+
+    def read_whole(self, catalog: SimCatalog, store: SimStore, clock: SimClock, upto: int) -> None:
+        """Read all of the log at the end of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a world is made of, see `simulator.dst.scenario`."""
+
+    upstream: Callable[[Profile, int, int], tuple[Any, Cluster]]  #: of a seed and a start
+    raw: Callable[[World], RawRules] | None  #: the rules of a keyspace
+    log: Callable[[World], ReadLog]
+    aspects: Sequence[Callable[[World], Aspect]]
+    roles: Callable[[World], Mapping[str, Callable[[Running], None]]]
+    run_role: Callable[[World, Running], None]
+
+
 class World:
     """Everything of one run. `without` leaves faults (by name) and events (by label) out; at `points` processes die."""
 
     def __init__(
-        self, seed: str, profile: Profile, *, actions: int, without: frozenset[str], points: Collection[Point] = ()
+        self,
+        seed: str,
+        profile: Profile,
+        parts: Parts,
+        *,
+        actions: int,
+        without: frozenset[str],
+        points: Collection[Point] = (),
     ) -> None:
         self.seed, self.profile, self.actions, self.without = seed, profile, actions, without
         self.story: list[tuple[float, str, str]] = []
@@ -90,7 +116,7 @@ class World:
         self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
-        self.workload, self.cluster = upstream_of(profile, self.rand.getrandbits(32), self.start_ts)
+        self.workload, self.cluster = parts.upstream(profile, self.rand.getrandbits(32), self.start_ts)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell, self.workload.shows)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_durable_ts = self.oracle.durable_ts_moved
@@ -106,10 +132,11 @@ class World:
         self.crashes = 0
         self._numbers = 0
         self._main = Process("world", s)
-        self.raw = None if profile.raw is None else RawRules(self.workload.versions, RAW_KEYS, self.oracle.violated)
-        self.log = TidbLog(self) if self.raw is None else RawLog(self, self.raw)
-        self.aspects: Sequence[Aspect] = [kind(self) for kind in _aspects_of(profile)]
-        self.roles = {**roles_of(self), **{role: run for a in self.aspects for role, run in a.roles().items()}}
+        self.raw = None if parts.raw is None else parts.raw(self)
+        self.log = parts.log(self)
+        self.aspects: Sequence[Aspect] = [kind(self) for kind in parts.aspects]
+        self._run_role = parts.run_role
+        self.roles = {**parts.roles(self), **{role: run for a in self.aspects for role, run in a.roles().items()}}
         text = json.dumps(self.workload.schema_snapshot()).encode()
         key = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
         self.bucket.objects[key] = (zstandard.compress(text), self.unix_ms())
@@ -131,8 +158,7 @@ class World:
 
     def _upstream_ms(self) -> int:
         """The upstream's clock."""
-        future = self.find(Future)
-        return self.unix_ms() + (0 if future is None else future.ahead_ms())
+        return self.unix_ms() + sum(aspect.ahead_ms() for aspect in self.aspects)
 
     def tell(self, text: str) -> None:
         """A line of the story."""
@@ -211,7 +237,7 @@ class World:
             stopping=threads.Event(),
         )
         self.running.append(running)
-        threads.spawn(process, lambda: run_role(self, running), "main")
+        threads.spawn(process, lambda: self._run_role(self, running), "main")
         return running
 
     def problems(self) -> list[str]:
@@ -424,16 +450,3 @@ class World:
 
     def _is_clean(self) -> bool:
         return self.scheduler.now > self.bucket.all_there_at and not self.oracle.left_over(self.bucket.objects)
-
-
-def _aspects_of(profile: Profile) -> list[Callable[[World], Aspect]]:
-    kinds: list[tuple[object, Callable[[World], Aspect]]] = [
-        (profile.members, Members),
-        (profile.replicators, Sinking if profile.raw is None else Replication),
-        (profile.maintainers, Upkeep),
-        (profile.future, Future),
-        (profile.other_tenants, OtherTenants),
-        (profile.anew, Anew),
-        (profile.contradictions, Contradictions),
-    ]
-    return [kind for wanted, kind in kinds if wanted]
