@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from destinations.storage.core.order import Interval
     from destinations.storage.reread import Reread
     from destinations.uri import SinkUri
-    from tistream.cli.changefeed import FeedOptions
+    from tistream.cli.changefeed_options import FeedOptions
     from tistream.cli.service import ServiceOptions
     from tistream.client import Client
     from tistream.client.tenant import Tenant as ApiTenant

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tistream.admin.core.units import seconds_text
-from tistream.cli.changefeed import IdleHours, StartTs, TargetTs
+from tistream.cli.changefeed_options import IdleHours, StartTs, TargetTs
 from tistream.cli.filter_options import FilterFile, FilterOptions, filters_of
 from tistream.cli.options import DEFAULT_URL, Url
 from tistream.cli.output import Column
