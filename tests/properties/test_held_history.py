@@ -1,7 +1,7 @@
 """No opening scan is called ready whose history was collected, whatever machine, PD and frontier do meanwhile.
 
 PD is a model: it has its own clock, GC barriers expire, and garbage collection stops at those that have not. So is
-the machine: its monotonic clock stops while it is suspended. GcBarrier, HeldFrontier and the feed of one store are real.
+the machine: its monotonic clock stops while it is suspended. GcBarrier, HeldFrontier and a store's feed are real.
 """
 
 from __future__ import annotations
