@@ -11,38 +11,35 @@ what is at hand comes again there, so stop.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from tistream.client.connection import Connection
 from tistream.client.core.membership import Batch, Reading, has_finished
 from tistream.client.core.requests import TIMEOUT_S, WAIT_S
 from tistream.client.shared import ConsumerBase
 from tistream.errors import StateForbids
 
-if TYPE_CHECKING:
-    from tistream.client.api import Client
-
 
 class Consumer(ConsumerBase):
     """One member of a registered consumer. For one thread."""
 
-    _client: Client
+    _connection: Connection
 
     def pull(self, *, wait_s: float = 0) -> Batch | None:
         """The next changes; the same ones again unless they were acknowledged. None while other members hold all
         partitions. `wait_s`: seconds to wait while there is nothing."""
         member = self._membership
         path, params = f"{member.path}:pull", member.params(wait_s)
-        answer = self._client.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
+        answer = self._connection.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
         return member.took(answer.content, answer.headers)
 
     def acknowledge(self, batch: Batch) -> None:
         """The batch is done. Safe to repeat; Fenced after a hand-over: it comes again elsewhere."""
-        self._client.send("POST", f"{self._membership.path}:acknowledge", {"cursor": batch.page.next_cursor})
+        self._connection.send("POST", f"{self._membership.path}:acknowledge", {"cursor": batch.page.next_cursor})
 
     def leave(self) -> None:
         """Give the partitions up at once."""
         if (body := self._membership.leaving()) is not None:
-            self._client.send("POST", f"{self._membership.path}:leave", body)
+            self._connection.send("POST", f"{self._membership.path}:leave", body)
 
     def batches(self, *, follow: bool = False, acknowledge: bool = True) -> Iterator[Batch]:
         """Batches up to what is served now, or with `follow` until the consumer has reached its target. A batch is

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from tistream.client.connection import Connection
 from tistream.client.core.keys import IN_BYTES, entry_of
 from tistream.client.core.requests import TIMEOUT_S
 from tistream.client.results import Frames
@@ -16,14 +17,12 @@ from tistream.client.shared import EntriesBase
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tistream.client.api import Client
-
 
 class Entries(EntriesBase, Frames):
     """Entries of a raw or txn tenant. A loop over them gives dicts as docs/asof.md has them, `key` and `value` as
     bytes."""
 
-    _client: Client
+    _connection: Connection
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for page in self.pieces(options=IN_BYTES):
@@ -34,7 +33,7 @@ class Entries(EntriesBase, Frames):
         params: dict[str, str] | None = self._query.first(format, options)
         path, timeout_s = f"{self._target.path}/{self._query.what}", self._query.wait_s + TIMEOUT_S
         while params is not None:
-            answer = self._client.request("GET", path, params=params, timeout_s=timeout_s)
+            answer = self._connection.request("GET", path, params=params, timeout_s=timeout_s)
             yield answer.content
             params = self._query.next(params, answer.headers)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import orjson
 
+from tistream.client.connection import Connection
 from tistream.client.core.keys import IN_BYTES, entry_of
 from tistream.client.core.requests import TIMEOUT_S, Page, page_of, truncated
 from tistream.client.core.streams import SILENCE_S, StreamReader
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from tistream.client.api import Client
     from tistream.client.frames import ArrowPage
 
 
 class Changes(ChangesBase):
     """Changes of a scope in commit order. A loop over them gives dicts, as docs/formats/messages.md has them."""
 
-    _client: Client
+    _connection: Connection
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for page in self.pages():
@@ -41,7 +41,7 @@ class Changes(ChangesBase):
         store = self._store
         walk = self._walk(None if store is None else store.load(), format, options)
         while not walk.done:
-            for page in self._stream(walk) if walk.streams else [read_page(self._client, walk)]:
+            for page in self._stream(walk) if walk.streams else [read_page(self._connection, walk)]:
                 yield page
                 if store is not None:
                     store.save(page.next_cursor)
@@ -50,7 +50,7 @@ class Changes(ChangesBase):
         """The pages of a stream, over as many connections as needed."""
         reader = StreamReader(walk)
         while not walk.done:
-            with self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S) as answer:
+            with self._connection.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S) as answer:
                 reader.opened(answer.headers)
                 with suppress(httpx2.TransportError):
                     for piece in answer.iter_bytes():
@@ -123,7 +123,7 @@ class KeyChanges(TableChanges):
 class Rows(RowsBase, Frames):
     """The rows of a table as of a moment. A loop over them gives dicts: column to value as in ndjson."""
 
-    _client: Client
+    _connection: Connection
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         rest = b""
@@ -136,7 +136,7 @@ class Rows(RowsBase, Frames):
         """The rows as ndjson, csv, arrow, parquet or sql, in pieces of any size. StoreUnavailable when the answer is
         truncated."""
         params, silence_s = {**self._params, "format": format}, self._wait_s + TIMEOUT_S
-        with self._client.streaming(f"{self._target.path}/rows", params, silence_s=silence_s) as answer:
+        with self._connection.streaming(f"{self._target.path}/rows", params, silence_s=silence_s) as answer:
             try:
                 yield from answer.iter_bytes()
             except httpx2.TransportError as e:
@@ -149,9 +149,9 @@ class Rows(RowsBase, Frames):
         return frames.read(b"".join(self.pieces("arrow")))
 
 
-def read_page(client: Client, walk: Walk) -> Page:
+def read_page(connection: Connection, walk: Walk) -> Page:
     """The next page of a pull."""
-    answer = client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
+    answer = connection.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
     page = page_of(answer.content, answer.headers)
     walk.took(page)
     return page

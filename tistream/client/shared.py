@@ -1,6 +1,6 @@
 """What both clients share: objects that hold names and options, and make no request.
 
-`Client` and `AsyncClient` add the methods that wait for an answer; `core` judges the answers.
+The classes of each client add the methods that wait for an answer; `core` judges the answers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 ALL_KEYS = KeyFilter()
 
 
-class ClientBase:
+class ConnectionBase:
     """The address of a service, and requests to it."""
 
     def __init__(self, url: str, http: type[Any], key: str | None, transport: object) -> None:
-        """`http`: the class of the connections; the others as `Client` has them."""
+        """`http`: the class of the connections; the others as `Connection` has them."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         how: dict[str, Any] = reach(self.url) if transport is None else {"transport": transport}
@@ -68,7 +68,7 @@ class ChangesBase:
 
     def __init__(
         self,
-        client: ClientBase,
+        connection: ConnectionBase,
         target: Target,
         asked: ChangeOptions,
         *,
@@ -78,7 +78,7 @@ class ChangesBase:
         keys: KeyFilter = ALL_KEYS,
     ) -> None:
         check_arguments(asked)
-        self._client, self._target, self._asked, self._store = client, target, asked, store
+        self._connection, self._target, self._asked, self._store = connection, target, asked, store
         self._follows, self._progress, self._keys = follow, progress, keys
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class RowsBase:
 
     def __init__(
         self,
-        client: ClientBase,
+        connection: ConnectionBase,
         target: Target,
         *,
         as_of: Moment,
@@ -106,7 +106,7 @@ class RowsBase:
         wait_s: float,
         continued: bool,
     ) -> None:
-        self._client, self._target, self._wait_s = client, target, wait_s
+        self._connection, self._target, self._wait_s = connection, target, wait_s
         self._params = rows_params(as_of, columns, where, wait_s, continued=continued)
 
     def __repr__(self) -> str:
@@ -116,8 +116,8 @@ class RowsBase:
 class EntriesBase:
     """Which entries of a raw or txn tenant are read."""
 
-    def __init__(self, client: ClientBase, target: Target, query: EntryQuery) -> None:
-        self._client, self._target, self._query = client, target, query
+    def __init__(self, connection: ConnectionBase, target: Target, query: EntryQuery) -> None:
+        self._connection, self._target, self._query = connection, target, query
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._query.what} of {str(self._target)!r})"
@@ -126,8 +126,8 @@ class EntriesBase:
 class ConsumerBase:
     """A member of a consumer."""
 
-    def __init__(self, client: ClientBase, membership: Membership) -> None:
-        self._client, self._membership = client, membership
+    def __init__(self, connection: ConnectionBase, membership: Membership) -> None:
+        self._connection, self._membership = connection, membership
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._membership.name!r}, member={self._membership.member!r})"
@@ -136,11 +136,11 @@ class ConsumerBase:
 class Source:
     """A tenant or a part of it."""
 
-    def __init__(self, client: ClientBase, target: Target, keys: KeyFilter = ALL_KEYS) -> None:
-        self._client, self._target, self._keys = client, target, keys
+    def __init__(self, connection: ConnectionBase, target: Target, keys: KeyFilter = ALL_KEYS) -> None:
+        self._connection, self._target, self._keys = connection, target, keys
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._target)!r} at {shown_url(self._client.url)})"
+        return f"{type(self).__name__}({str(self._target)!r} at {shown_url(self._connection.url)})"
 
 
 ChangesT = TypeVar("ChangesT", bound=ChangesBase)
@@ -159,7 +159,7 @@ class ScopeBase(Source, Generic[ChangesT]):
 
     def changes(self, *, store: CursorStore | None = None, **asked: Unpack[ChangeOptions]) -> ChangesT:
         """The changes from where `asked` begins to its `end`, or to what is served when they are read."""
-        return self._changes(self._client, self._target, asked, store=store, follow=False)
+        return self._changes(self._connection, self._target, asked, store=store, follow=False)
 
     def follow(self, *, store: CursorStore | None = None, **asked: Unpack[ChangeOptions]) -> ChangesT:
         """As `changes`, and then what comes, for ever or until everything up to `end` has been delivered.
@@ -169,7 +169,7 @@ class ScopeBase(Source, Generic[ChangesT]):
         finish (a kill, an exception, a `break`) comes again. With a `SqlCursorStore` the body's rows and the cursor are
         one transaction: exactly once. `AsyncClient` calls a store in a thread, except a SqlCursorStore: its connection
         belongs to the loop's thread and transaction."""
-        return self._changes(self._client, self._target, asked, store=store, follow=True)
+        return self._changes(self._connection, self._target, asked, store=store, follow=True)
 
 
 class ArrowBase(Source, Generic[ChangesT]):
@@ -186,7 +186,7 @@ class ArrowBase(Source, Generic[ChangesT]):
     ) -> ChangesT:
         """As of every scope, with Arrow and data frames. `progress` is called after each page of these."""
         return self._changes(
-            self._client, self._target, asked, store=store, follow=False, progress=progress, keys=self._keys
+            self._connection, self._target, asked, store=store, follow=False, progress=progress, keys=self._keys
         )
 
     def follow(
@@ -198,7 +198,7 @@ class ArrowBase(Source, Generic[ChangesT]):
     ) -> ChangesT:
         """As of every scope, with Arrow."""
         return self._changes(
-            self._client, self._target, asked, store=store, follow=True, progress=progress, keys=self._keys
+            self._connection, self._target, asked, store=store, follow=True, progress=progress, keys=self._keys
         )
 
 
@@ -219,8 +219,9 @@ class TableBase(ArrowBase[ChangesT], Generic[ChangesT, RowsT]):
         """The rows as of a moment. `columns`: names separated by commas; `where`: an expression as filters have it;
         `wait_s`: seconds to wait until the moment is served. `continued`: changes will be pulled from the moment on, so
         a DDL under way there counts from its event on."""
+        connection, target = self._connection, self._target
         return self._rows(
-            self._client, self._target, as_of=as_of, columns=columns, where=where, wait_s=wait_s, continued=continued
+            connection, target, as_of=as_of, columns=columns, where=where, wait_s=wait_s, continued=continued
         )
 
 
@@ -236,13 +237,13 @@ class KeysBase(ArrowBase[ChangesT], Generic[ChangesT, EntriesT]):
         `allow_state` its newest known version instead, with `exact` false. `limit`: keys of a page; `wait_s`: seconds
         to wait until the moment is served."""
         query = state_query(self._keys, as_of, limit=limit, allow_state=allow_state, wait_s=wait_s)
-        return self._entries(self._client, self._target, query)
+        return self._entries(self._connection, self._target, query)
 
     def history(
         self, key: bytes, *, start: Moment | None = None, end: Moment | None = None, limit: int | None = None
     ) -> EntriesT:
         """All versions of one key above `start` (the beginning of the log by default) and up to `end`, oldest first."""
-        return self._entries(self._client, self._target, history_query(key, start, end, limit))
+        return self._entries(self._connection, self._target, history_query(key, start, end, limit))
 
 
 class TenantBase(Source, Generic[ScopeT, TableT, KeysT, ConsumerT]):
@@ -265,12 +266,12 @@ class TenantBase(Source, Generic[ScopeT, TableT, KeysT, ConsumerT]):
 
     def database(self, name: str) -> ScopeT:
         """One of its databases."""
-        return self._scope(self._client, Target(self.cluster_id, self.tenant_id, name))
+        return self._scope(self._connection, Target(self.cluster_id, self.tenant_id, name))
 
     def table(self, name: str, *, database: str | None = None) -> TableT:
         """The table "database.table"; with `database`, the table of exactly this name."""
         database, table = table_names(name) if database is None else (database, name)
-        return self._table(self._client, Target(self.cluster_id, self.tenant_id, database, table))
+        return self._table(self._connection, Target(self.cluster_id, self.tenant_id, database, table))
 
     def consumer(
         self,
@@ -285,7 +286,7 @@ class TenantBase(Source, Generic[ScopeT, TableT, KeysT, ConsumerT]):
         """A member of a registered consumer. `lease_s`: seconds without a pull after which other members take over.
         Make it longer than a batch takes to process."""
         return self._consumer(
-            self._client,
+            self._connection,
             Membership(self._target, name, member=member, lease_s=lease_s, format=format, limit=limit, options=options),
         )
 
@@ -301,4 +302,4 @@ class TenantBase(Source, Generic[ScopeT, TableT, KeysT, ConsumerT]):
         """The keys and values of a raw or txn tenant: those from `start` and below `end`, with the `prefix`, and with
         matches of the patterns (docs/filters.md). Keys are without mode and keyspace."""
         keys = KeyFilter(start=start, end=end, prefix=prefix, key_pattern=key_pattern, value_pattern=value_pattern)
-        return self._key_range(self._client, Target(self.cluster_id, self.tenant_id, kv=True), keys)
+        return self._key_range(self._connection, Target(self.cluster_id, self.tenant_id, kv=True), keys)

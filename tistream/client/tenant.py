@@ -12,31 +12,21 @@ These objects hold names only; a request is made when a result is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
+from tistream.client.connection import Connection
 from tistream.client.consumers import Consumer
-from tistream.client.core.requests import (
-    ChangeOptions,
-    Moment,
-    Page,
-    Target,
-    continued_params,
-    given,
-    new_tenant,
-)
+from tistream.client.core.requests import ChangeOptions, Moment, Page, Target, continued_params, given, new_tenant
 from tistream.client.core.walk import Walk
 from tistream.client.entries import Entries
 from tistream.client.results import Changes, KeyChanges, Rows, TableChanges, read_page
 from tistream.client.shared import KeysBase, ScopeBase, Source, TableBase, TenantBase
 
-if TYPE_CHECKING:
-    from tistream.client.api import Client
-
 
 class Paged(Source):
     """What is read page by page."""
 
-    _client: Client
+    _connection: Connection
 
     def page(
         self,
@@ -48,7 +38,7 @@ class Paged(Source):
     ) -> Page:
         """One page. `options` of the format; `wait_s`: seconds to wait while there is nothing new."""
         walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
-        return read_page(self._client, walk)
+        return read_page(self._connection, walk)
 
 
 class Scope(Paged, ScopeBase[Changes]):
@@ -69,7 +59,7 @@ class Scope(Paged, ScopeBase[Changes]):
         """The parts of a long pull, each with its cursor and end. See docs/api.md."""
         params = given({"start_ts": start, "end_ts": end, "cursor": cursor, "rows": rows, "parts": parts,
                         "part_bytes": part_bytes})  # fmt: skip
-        answer: dict[str, Any] = self._client.get(f"{self._target.path}/changes/splits", **params)
+        answer: dict[str, Any] = self._connection.get(f"{self._target.path}/changes/splits", **params)
         return answer
 
     def files(
@@ -77,7 +67,7 @@ class Scope(Paged, ScopeBase[Changes]):
     ) -> dict[str, Any]:
         """The files of the log with their addresses. See docs/files.md."""
         params = given({"start_ts": start, "end_ts": end, "format": format})
-        answer: dict[str, Any] = self._client.get(f"{self._target.path}/files", **params)
+        answer: dict[str, Any] = self._connection.get(f"{self._target.path}/files", **params)
         return answer
 
 
@@ -92,7 +82,7 @@ class Table(TableBase[TableChanges, Rows], Scope):
     ) -> dict[str, Any]:
         """The CREATE statements of the table as of a moment, and notes on omissions. `continued`: as of `rows`."""
         params = {"as_of": str(as_of), "dialect": dialect, **continued_params(continued)}
-        answer: dict[str, Any] = self._client.get(f"{self._target.path}/definition", **params)
+        answer: dict[str, Any] = self._connection.get(f"{self._target.path}/definition", **params)
         return answer
 
 
@@ -117,13 +107,13 @@ class Tenant(TenantBase[Scope, Table, Keys, Consumer], Scope):
     def databases(self, *, as_of: Moment = "latest", continued: bool = False) -> list[dict[str, Any]]:
         """Its databases as of a moment, as ListDBs has them. `continued`: as of `Table.rows`."""
         params = {"start_ts": str(as_of), **continued_params(continued)}
-        return [*self._client.get(f"{self._target.path}/databases", **params)["items"]]
+        return [*self._connection.get(f"{self._target.path}/databases", **params)["items"]]
 
     def tables(self, database: str, *, as_of: Moment = "latest", continued: bool = False) -> list[dict[str, Any]]:
         """The tables of a database as of a moment, as ListTables has them. `continued`: as of `Table.rows`."""
         path = Target(self.cluster_id, self.tenant_id, database).path
         params = {"start_ts": str(as_of), **continued_params(continued)}
-        return [*self._client.get(f"{path}/tables", **params)["items"]]
+        return [*self._connection.get(f"{path}/tables", **params)["items"]]
 
     def register(
         self, *, kind: str = "tidb", keyspace: int | str | None = None, start_key: bytes = b"", end_key: bytes = b""
@@ -131,5 +121,5 @@ class Tenant(TenantBase[Scope, Table, Keys, Consumer], Scope):
         """Register the tenant; idempotent. The first answer holds a key for its pushers. `kind`: tidb, raw or txn; the
         last two are a keyspace (its id or name, default 0), or a range of its keys."""
         body = new_tenant(self.cluster_id, self.tenant_id, kind, keyspace, start_key, end_key)
-        answer: dict[str, Any] = self._client.post("/v1/tenants", body)
+        answer: dict[str, Any] = self._connection.post("/v1/tenants", body)
         return answer

@@ -7,37 +7,34 @@ async for batch in client.tenant(1, 1).consumer("warehouse").batches(follow=True
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
+from tistream.client.aio.connection import AsyncConnection
 from tistream.client.core.membership import Batch, Reading, has_finished
 from tistream.client.core.requests import TIMEOUT_S, WAIT_S
 from tistream.client.shared import ConsumerBase
 from tistream.errors import StateForbids
 
-if TYPE_CHECKING:
-    from tistream.client.aio.api import AsyncClient
-
 
 class AsyncConsumer(ConsumerBase):
     """As `Consumer`. For one task."""
 
-    _client: AsyncClient
+    _connection: AsyncConnection
 
     async def pull(self, *, wait_s: float = 0) -> Batch | None:
         """As `Consumer.pull`."""
         member = self._membership
         path, params = f"{member.path}:pull", member.params(wait_s)
-        answer = await self._client.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
+        answer = await self._connection.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
         return member.took(answer.content, answer.headers)
 
     async def acknowledge(self, batch: Batch) -> None:
         """As `Consumer.acknowledge`."""
-        await self._client.send("POST", f"{self._membership.path}:acknowledge", {"cursor": batch.page.next_cursor})
+        await self._connection.send("POST", f"{self._membership.path}:acknowledge", {"cursor": batch.page.next_cursor})
 
     async def leave(self) -> None:
         """Give the partitions up at once."""
         if (body := self._membership.leaving()) is not None:
-            await self._client.send("POST", f"{self._membership.path}:leave", body)
+            await self._connection.send("POST", f"{self._membership.path}:leave", body)
 
     async def batches(self, *, follow: bool = False, acknowledge: bool = True) -> AsyncIterator[Batch]:
         """As `Consumer.batches`."""

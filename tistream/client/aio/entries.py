@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from tistream.client import frames
+from tistream.client.aio.connection import AsyncConnection
 from tistream.client.aio.results import AsyncFrames
 from tistream.client.core.keys import IN_BYTES, entry_of
 from tistream.client.core.requests import TIMEOUT_S
@@ -16,13 +17,11 @@ from tistream.client.shared import EntriesBase
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tistream.client.aio.api import AsyncClient
-
 
 class AsyncEntries(EntriesBase, AsyncFrames):
     """As `Entries`, with `async for`."""
 
-    _client: AsyncClient
+    _connection: AsyncConnection
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         async for page in self.pieces(options=IN_BYTES):
@@ -34,7 +33,7 @@ class AsyncEntries(EntriesBase, AsyncFrames):
         params: dict[str, str] | None = self._query.first(format, options)
         path, timeout_s = f"{self._target.path}/{self._query.what}", self._query.wait_s + TIMEOUT_S
         while params is not None:
-            answer = await self._client.request("GET", path, params=params, timeout_s=timeout_s)
+            answer = await self._connection.request("GET", path, params=params, timeout_s=timeout_s)
             yield answer.content
             params = self._query.next(params, answer.headers)
 

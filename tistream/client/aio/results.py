@@ -11,6 +11,7 @@ import httpx2
 import orjson
 
 from tistream.client import frames
+from tistream.client.aio.connection import AsyncConnection
 from tistream.client.core.keys import IN_BYTES, entry_of
 from tistream.client.core.requests import TIMEOUT_S, Page, page_of, truncated
 from tistream.client.core.streams import SILENCE_S, StreamReader
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from tistream.client.aio.api import AsyncClient
-
 
 class AsyncChanges(ChangesBase):
     """As `Changes`, with `async for`."""
 
-    _client: AsyncClient
+    _connection: AsyncConnection
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         async for page in self.pages():
@@ -48,13 +47,13 @@ class AsyncChanges(ChangesBase):
                     await self._save(self._store, page.next_cursor)
 
     async def _page(self, walk: Walk) -> AsyncIterator[Page]:
-        yield await read_page(self._client, walk)
+        yield await read_page(self._connection, walk)
 
     async def _stream(self, walk: Walk) -> AsyncIterator[Page]:
         """The pages of a stream, over as many connections as needed."""
         reader = StreamReader(walk)
         while not walk.done:
-            request = self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S)
+            request = self._connection.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S)
             async with request as answer:
                 reader.opened(answer.headers)
                 with suppress(httpx2.TransportError):
@@ -124,7 +123,7 @@ class AsyncKeyChanges(AsyncTableChanges):
 class AsyncRows(RowsBase, AsyncFrames):
     """As `Rows`, with `async for`."""
 
-    _client: AsyncClient
+    _connection: AsyncConnection
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         rest = b""
@@ -136,7 +135,7 @@ class AsyncRows(RowsBase, AsyncFrames):
     async def pieces(self, format: str = "ndjson") -> AsyncIterator[bytes]:
         """As `Rows.pieces`."""
         params, silence_s = {**self._params, "format": format}, self._wait_s + TIMEOUT_S
-        async with self._client.streaming(f"{self._target.path}/rows", params, silence_s=silence_s) as answer:
+        async with self._connection.streaming(f"{self._target.path}/rows", params, silence_s=silence_s) as answer:
             try:
                 async for piece in answer.aiter_bytes():
                     yield piece
@@ -148,9 +147,9 @@ class AsyncRows(RowsBase, AsyncFrames):
         return frames.read(b"".join([piece async for piece in self.pieces("arrow")]))
 
 
-async def read_page(client: AsyncClient, walk: Walk) -> Page:
+async def read_page(connection: AsyncConnection, walk: Walk) -> Page:
     """The next page of a pull."""
-    answer = await client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
+    answer = await connection.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
     page = page_of(answer.content, answer.headers)
     walk.took(page)
     return page

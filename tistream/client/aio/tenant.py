@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
+from tistream.client.aio.connection import AsyncConnection
 from tistream.client.aio.consumers import AsyncConsumer
 from tistream.client.aio.entries import AsyncEntries
 from tistream.client.aio.results import AsyncChanges, AsyncKeyChanges, AsyncRows, AsyncTableChanges, read_page
-from tistream.client.core.requests import (
-    ChangeOptions,
-    Moment,
-    Page,
-    Target,
-    continued_params,
-    given,
-    new_tenant,
-)
+from tistream.client.core.requests import ChangeOptions, Moment, Page, Target, continued_params, given, new_tenant
 from tistream.client.core.walk import Walk
 from tistream.client.shared import KeysBase, ScopeBase, Source, TableBase, TenantBase
-
-if TYPE_CHECKING:
-    from tistream.client.aio.api import AsyncClient
 
 
 class AsyncPaged(Source):
     """What is read page by page."""
 
-    _client: AsyncClient
+    _connection: AsyncConnection
 
     async def page(
         self,
@@ -39,7 +29,7 @@ class AsyncPaged(Source):
     ) -> Page:
         """As `Scope.page`."""
         walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
-        return await read_page(self._client, walk)
+        return await read_page(self._connection, walk)
 
 
 class AsyncScope(AsyncPaged, ScopeBase[AsyncChanges]):
@@ -60,7 +50,7 @@ class AsyncScope(AsyncPaged, ScopeBase[AsyncChanges]):
         """As `Scope.splits`."""
         params = given({"start_ts": start, "end_ts": end, "cursor": cursor, "rows": rows, "parts": parts,
                         "part_bytes": part_bytes})  # fmt: skip
-        answer: dict[str, Any] = await self._client.get(f"{self._target.path}/changes/splits", **params)
+        answer: dict[str, Any] = await self._connection.get(f"{self._target.path}/changes/splits", **params)
         return answer
 
     async def files(
@@ -68,7 +58,7 @@ class AsyncScope(AsyncPaged, ScopeBase[AsyncChanges]):
     ) -> dict[str, Any]:
         """As `Scope.files`."""
         params = given({"start_ts": start, "end_ts": end, "format": format})
-        answer: dict[str, Any] = await self._client.get(f"{self._target.path}/files", **params)
+        answer: dict[str, Any] = await self._connection.get(f"{self._target.path}/files", **params)
         return answer
 
 
@@ -83,7 +73,7 @@ class AsyncTable(TableBase[AsyncTableChanges, AsyncRows], AsyncScope):
     ) -> dict[str, Any]:
         """As `Table.definition`."""
         params = {"as_of": str(as_of), "dialect": dialect, **continued_params(continued)}
-        answer: dict[str, Any] = await self._client.get(f"{self._target.path}/definition", **params)
+        answer: dict[str, Any] = await self._connection.get(f"{self._target.path}/definition", **params)
         return answer
 
 
@@ -108,18 +98,18 @@ class AsyncTenant(TenantBase[AsyncScope, AsyncTable, AsyncKeys, AsyncConsumer], 
     async def databases(self, *, as_of: Moment = "latest", continued: bool = False) -> list[dict[str, Any]]:
         """As `Tenant.databases`."""
         params = {"start_ts": str(as_of), **continued_params(continued)}
-        return [*(await self._client.get(f"{self._target.path}/databases", **params))["items"]]
+        return [*(await self._connection.get(f"{self._target.path}/databases", **params))["items"]]
 
     async def tables(self, database: str, *, as_of: Moment = "latest", continued: bool = False) -> list[dict[str, Any]]:
         """As `Tenant.tables`."""
         path = Target(self.cluster_id, self.tenant_id, database).path
         params = {"start_ts": str(as_of), **continued_params(continued)}
-        return [*(await self._client.get(f"{path}/tables", **params))["items"]]
+        return [*(await self._connection.get(f"{path}/tables", **params))["items"]]
 
     async def register(
         self, *, kind: str = "tidb", keyspace: int | str | None = None, start_key: bytes = b"", end_key: bytes = b""
     ) -> dict[str, Any]:
         """As `Tenant.register`."""
         body = new_tenant(self.cluster_id, self.tenant_id, kind, keyspace, start_key, end_key)
-        answer: dict[str, Any] = await self._client.post("/v1/tenants", body)
+        answer: dict[str, Any] = await self._connection.post("/v1/tenants", body)
         return answer
