@@ -216,12 +216,12 @@ class _Search:
         self._source, self._row, self._log = SegmentSource(store), row, log
         self.found = 0
 
-    def __call__(self, asked: LogQuestion) -> pa.Table:
-        lowest, known = min(asked.commit_ts), self._row.logged_above
+    def __call__(self, question: LogQuestion) -> pa.Table:
+        lowest, known = min(question.commit_ts), self._row.logged_above
         if lowest <= self._row.durable_ts and (known is None or lowest <= known):
             raise _LogNeeded(lowest - 1)
-        versions = sorted(zip(asked.commit_ts, asked.keys, strict=True))
-        wanted = pa.array(asked.commit_ts, pa.uint64()), pa.array(asked.keys, pa.binary())
+        versions = sorted(zip(question.commit_ts, question.keys, strict=True))
+        wanted = pa.array(question.commit_ts, pa.uint64()), pa.array(question.keys, pa.binary())
         holding = [segment for segment in (*self._row.logged, *self._log.segments) if may_hold(segment, versions)]
         parts = [matching(self._source.rows(segment), *wanted) for segment in holding[:SEGMENTS_MAX]]
         table = pa.concat_tables([COMMITTED.empty_table(), *parts])

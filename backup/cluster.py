@@ -56,7 +56,7 @@ class ClusterBackup:
 def back_up_cluster(
     pd: PdClient,
     store: ObjectStore,
-    wanted: ClusterBackup,
+    backup: ClusterBackup,
     *,
     clock: Clock,
     stop: threading.Event,
@@ -67,21 +67,21 @@ def back_up_cluster(
     region cannot be read for long."""
     check_empty(store)
     source = learn_api(pd, clock=clock, tls=tls)
-    check_conversion(source, wanted.api or source)
-    keyspace_id = keyspace_id_of(pd, source, wanted.keyspace)
-    safe_ts = pd.tso() - (int(wanted.safe_interval_s * 1000) << tso.LOGICAL_BITS)
-    backup_ts = safe_ts if wanted.watermark is None else wanted.watermark(keyspace_id)
+    check_conversion(source, backup.api or source)
+    keyspace_id = keyspace_id_of(pd, source, backup.keyspace)
+    safe_ts = pd.tso() - (int(backup.safe_interval_s * 1000) << tso.LOGICAL_BITS)
+    backup_ts = safe_ts if backup.watermark is None else backup.watermark(keyspace_id)
     about = Manifest(
         made_from="cluster",
         cluster_id=pd.cluster_id,
         keyspace_id=keyspace_id,
         source_api=source,
-        api=wanted.api or source,
-        range=wanted.range,
+        api=backup.api or source,
+        range=backup.range,
         backup_ts=backup_ts,
         files=(),
     )
-    rate, limits = RateLimiter(wanted.bytes_s, clock, stop), WriteLimits(patience_s=wanted.patience_s)
+    rate, limits = RateLimiter(backup.bytes_s, clock, stop), WriteLimits(patience_s=backup.patience_s)
     with (
         closing(
             RawClient(pd, RawSpace(source, keyspace_id), clock=clock, tls=tls, limits=limits, notice=_notice)
@@ -92,10 +92,10 @@ def back_up_cluster(
         if source is Api.V2:
             held.enter_context(held_history(pd, f"tistream-backup-{secrets.token_hex(8)}", backup_ts, clock))
             scan = FeedScan(
-                pd, keyspace_id, clock=clock, stop=stop, tls=tls, patience_s=wanted.patience_s, notice=_notice
+                pd, keyspace_id, clock=clock, stop=stop, tls=tls, patience_s=backup.patience_s, notice=_notice
             ).scan
-        parts = parts_of(client, wanted.range)
-        return write_backup(store, parts, scan, about, rate=rate, stop=stop, threads=wanted.threads, progress=progress)
+        parts = parts_of(client, backup.range)
+        return write_backup(store, parts, scan, about, rate=rate, stop=stop, threads=backup.threads, progress=progress)
 
 
 def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
@@ -109,11 +109,11 @@ def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
     return pd.enabled_keyspace(keyspace)
 
 
-def parts_of(client: RawClient, wanted: KeyRange) -> list[KeyRange]:
+def parts_of(client: RawClient, range_: KeyRange) -> list[KeyRange]:
     """The range cut where PD's regions begin. What is cut wrongly is read all the same, in more steps."""
-    starts = {region.start for region in client.regions(wanted)}
-    cuts = [wanted.start, *sorted(start for start in starts if start in wanted and start > wanted.start)]
-    return [KeyRange(start, end) for start, end in zip(cuts, [*cuts[1:], wanted.end], strict=True)]
+    starts = {region.start for region in client.regions(range_)}
+    cuts = [range_.start, *sorted(start for start in starts if start in range_ and start > range_.start)]
+    return [KeyRange(start, end) for start, end in zip(cuts, [*cuts[1:], range_.end], strict=True)]
 
 
 def _notice(why: str) -> None:

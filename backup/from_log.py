@@ -33,10 +33,10 @@ class LogScan:
         self._tenant, self._as_of, self._allow_state, self._wait_s = tenant, as_of, allow_state, wait_s
         self.inexact = 0
 
-    def scan(self, wanted: KeyRange) -> Iterator[pa.Table]:
+    def scan(self, range_: KeyRange) -> Iterator[pa.Table]:
         """Pairs (schema PAIRS) of a range of user keys, by key, page by page. StateNotKnown, with the nearest
         timestamps at which all keys are known; AheadOfWatermark."""
-        keys = self._tenant.keys(start=wanted.start or None, end=wanted.end or None)
+        keys = self._tenant.keys(start=range_.start or None, end=range_.end or None)
         entries = keys.rows(as_of=self._as_of, allow_state=self._allow_state, wait_s=self._wait_s)
         for page in entries.pieces("arrow", _HEX):
             rows = frames.read(page)
@@ -51,7 +51,7 @@ def back_up_log(
     client: Client,
     tenant: Tenant,
     store: ObjectStore,
-    wanted: KeyRange,
+    range_: KeyRange,
     as_of: str,
     *,
     allow_state: bool,
@@ -63,8 +63,8 @@ def back_up_log(
     another kind of tenant."""
     check_empty(store)
     keyspace_id = _keyspace_id(client.get(_path(tenant)))
-    asked = {"as_of": as_of, "limit": "1", "format": "ndjson", "start_key": wanted.start.hex()}
-    asked |= {"end_key": wanted.end.hex()} if wanted.end else {}
+    asked = {"as_of": as_of, "limit": "1", "format": "ndjson", "start_key": range_.start.hex()}
+    asked |= {"end_key": range_.end.hex()} if range_.end else {}
     asked |= {"allow_state": "true"} if allow_state else {}
     answer = client.request("GET", _path(tenant) + "/kv/rows", params=asked)
     ts = int(answer.headers["TiStream-As-Of"])
@@ -75,16 +75,16 @@ def back_up_log(
         keyspace_id=keyspace_id,
         source_api=Api.V2,
         api=Api.V2,
-        range=wanted,
+        range=range_,
         backup_ts=ts,
         files=(),
     )
     return write_backup(
-        store, [wanted], source.scan, about, rate=rate, stop=stop, progress=progress, inexact=lambda: source.inexact
+        store, [range_], source.scan, about, rate=rate, stop=stop, progress=progress, inexact=lambda: source.inexact
     )
 
 
-def watermark_of(client: Client, tenant: Tenant, keyspace_id: int, wanted: KeyRange) -> int:
+def watermark_of(client: Client, tenant: Tenant, keyspace_id: int, range_: KeyRange) -> int:
     """What is served of the tenant now. InvalidInput when it does not capture these keys."""
     described = client.get(_path(tenant))
     if _keyspace_id(described) != keyspace_id:
@@ -92,8 +92,8 @@ def watermark_of(client: Client, tenant: Tenant, keyspace_id: int, wanted: KeyRa
             "The tenant is of another keyspace.", keyspace_id=keyspace_id, tenants=described["keyspace"]["id"]
         )
     captured = KeyRange(bytes.fromhex(described["start_key"]), bytes.fromhex(described["end_key"]))
-    if not captured.covers(wanted):
-        raise InvalidInput("The tenant does not capture all of these keys.", captured=str(captured), wanted=str(wanted))
+    if not captured.covers(range_):
+        raise InvalidInput("The tenant does not capture all of these keys.", captured=str(captured), wanted=str(range_))
     resolved_ts = int(described["resolved_ts"])
     if not resolved_ts:
         raise AheadOfWatermark("Nothing is served of the tenant yet: its first scan is not complete.")

@@ -47,11 +47,11 @@ class Sides:
 
 
 def verify_replica(
-    sides: Sides, wanted: KeyRange, *, clock: Clock, patience_s: float = PATIENCE_S
+    sides: Sides, range_: KeyRange, *, clock: Clock, patience_s: float = PATIENCE_S
 ) -> tuple[int, Comparison]:
     """(timestamp of the comparison, what it found). InvalidInput when more than DIFFERENCES_MAX keys differ."""
     as_of, _ = sides.bounds()
-    scanned = sides.source(as_of, wanted), sides.destination(wanted)
+    scanned = sides.source(as_of, range_), sides.destination(range_)
     comparison = compare(*scanned, now_s=sides.now_s, shown_max=DIFFERENCES_MAX + 1)
     left = _wrong(sides, as_of, comparison.differences)
     if len(left) > DIFFERENCES_MAX:

@@ -90,7 +90,7 @@ class Restored:
 def restore(
     pd: PdClient,
     store: ObjectStore,
-    wanted: Restore,
+    plan: Restore,
     *,
     clock: Clock,
     stop: threading.Event,
@@ -108,15 +108,15 @@ def restore(
             backup=manifest.api.name.lower(),
             cluster=api.name.lower(),
         )
-    keyspace_id = keyspace_id_of(pd, api, str(manifest.keyspace_id) if wanted.keyspace is None else wanted.keyspace)
-    if wanted.checksum:
+    keyspace_id = keyspace_id_of(pd, api, str(manifest.keyspace_id) if plan.keyspace is None else plan.keyspace)
+    if plan.checksum:
         check_backup(store, manifest, stop=stop)
     done = Restored(manifest=manifest, keyspace_id=keyspace_id)
-    with closing(RawClient(pd, RawSpace(api, keyspace_id), clock=clock, tls=tls, limits=wanted.limits)) as client:
-        written = RunRecord(store, f"{pd.cluster_id}-{keyspace_id}", new=wanted.again)
-        _write(written, client, pd, wanted, done, stop, progress)
-        if wanted.checksum:
-            _read_back(store, client, pd, wanted, done)
+    with closing(RawClient(pd, RawSpace(api, keyspace_id), clock=clock, tls=tls, limits=plan.limits)) as client:
+        written = RunRecord(store, f"{pd.cluster_id}-{keyspace_id}", new=plan.again)
+        _write(written, client, pd, plan, done, stop, progress)
+        if plan.checksum:
+            _read_back(store, client, pd, plan, done)
     return done
 
 
@@ -124,13 +124,13 @@ def _write(
     written: RunRecord,
     client: RawClient,
     pd: PdClient,
-    wanted: Restore,
+    plan: Restore,
     done: Restored,
     stop: threading.Event,
     progress: Progress,
 ) -> None:
     files = done.manifest.files
-    if written.is_new and not wanted.allow_existing:
+    if written.is_new and not plan.allow_existing:
         _check_empty(client, done.manifest)
     written.begin()
     for number, file in enumerate(files):
@@ -142,7 +142,7 @@ def _write(
                 raise StoreUnavailable("stopped", object=file.name)
             pairs = alive(block, _now_s(pd)).combine_chunks()
             done.expired += block.num_rows - pairs.num_rows
-            if not wanted.allow_existing:
+            if not plan.allow_existing:
                 pairs = _absent(client, pairs, done).combine_chunks()
             done.written += pairs.num_rows
             if pairs.num_rows:
@@ -176,7 +176,7 @@ def _check_empty(client: RawClient, manifest: Manifest) -> None:
         )
 
 
-def _read_back(store: ObjectStore, client: RawClient, pd: PdClient, wanted: Restore, done: Restored) -> None:
+def _read_back(store: ObjectStore, client: RawClient, pd: PdClient, plan: Restore, done: Restored) -> None:
     """Compare the destination with the backup."""
     comparison = compare(
         (alive(block, _now_s(pd)) for file in done.manifest.files for block in read_file(store, file)),
@@ -184,7 +184,7 @@ def _read_back(store: ObjectStore, client: RawClient, pd: PdClient, wanted: Rest
         now_s=lambda: _now_s(pd),
         ttl_tolerance_s=TTL_TOLERANCE_S,
     )
-    if wanted.allow_existing:
+    if plan.allow_existing:
         done.existing, comparison.faults[Fault.EXTRA] = comparison.faults[Fault.EXTRA], 0
         comparison.differences = [each for each in comparison.differences if each.fault is not Fault.EXTRA]
     done.comparison = comparison
@@ -211,9 +211,9 @@ def _check_expiries(store: ObjectStore, client: RawClient, pd: PdClient, done: R
                     done.wrong_expiries.append(key)
 
 
-def scanned(client: RawClient, wanted: KeyRange) -> Iterator[pa.Table]:
+def scanned(client: RawClient, range_: KeyRange) -> Iterator[pa.Table]:
     """All pairs of a range of a destination (schema FOUND), by key; RawScan tells no expiry."""
-    for page in client.scan(wanted):
+    for page in client.scan(range_):
         unknown = pa.nulls(len(page.keys), pa.uint64())
         yield pa.Table.from_arrays([page.keys, page.values, unknown], schema=FOUND)
 

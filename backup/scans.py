@@ -85,10 +85,10 @@ class FeedScan:
             notice=notice,
         )
 
-    def scan(self, wanted: KeyRange) -> Iterator[pa.Table]:
+    def scan(self, range_: KeyRange) -> Iterator[pa.Table]:
         """Pairs (schema PAIRS) of a range of user keys, by key; one table a region. StoreUnavailable when stopped or
         out of patience, InvalidInput when a store refuses the change feed."""
-        left = stored_range(TenantKind.RAW, self._keyspace_id, wanted)
+        left = stored_range(TenantKind.RAW, self._keyspace_id, range_)
         while True:
             part, pairs = self._retries.run(partial(self._first_region, left), range=str(left))
             yield pairs
@@ -178,10 +178,10 @@ class RawScan:
         self._client, self._threads = client, threads
         self._asks_expiry = client.space.api is Api.V1TTL
 
-    def scan(self, wanted: KeyRange) -> Iterator[pa.Table]:
+    def scan(self, range_: KeyRange) -> Iterator[pa.Table]:
         """Pairs (schema PAIRS) of a range of keys, by key."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="expiries") as pool:
-            for page in self._client.scan(wanted):
+            for page in self._client.scan(range_):
                 yield self._with_expiries(page, pool) if self._asks_expiry else pairs_of(page)
 
     def _with_expiries(self, page: RawPage, pool: ThreadPoolExecutor) -> pa.Table:

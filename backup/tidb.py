@@ -224,9 +224,9 @@ class TableVerifier:
             for batch in reader:
                 yield pa.Table.from_batches([batch])
 
-    def _rows_of_buckets(self, compared: _Compared, wanted: set[int]) -> dict[int, list[Row]]:
+    def _rows_of_buckets(self, compared: _Compared, buckets: set[int]) -> dict[int, list[Row]]:
         rows: dict[int, list[Row]] = {}
-        numbers = pa.array(sorted(wanted))
+        numbers = pa.array(sorted(buckets))
         for batch in self._csv(compared.database, compared.table):
             if batch.num_rows:
                 at = pa.array(buckets_of(batch, compared.key_names))

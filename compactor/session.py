@@ -77,11 +77,13 @@ def java_problem() -> str | None:
     if java is None:
         return "Java is not installed."
     try:
-        asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWERS_S, check=False)
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWERS_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         return f"{java} cannot be run: {e}."
-    match = re.search(r'version "(?:1\.)?(\d+)', asked.stderr)
-    if match is None or asked.returncode:
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    if match is None or answer.returncode:
         return f"{java} does not say its version."
     return f"{java} is Java {match[1]}." if int(match[1]) < JAVA_MIN else None
 

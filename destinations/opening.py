@@ -99,9 +99,9 @@ def location_of(target: Target, reached: Reached, keys: KeyRange) -> Location:
 
 
 def cut_lanes(
-    target: Target, changefeed_id: str, wanted: KeyRange, lanes: int | None, clock: Clock
+    target: Target, changefeed_id: str, range_: KeyRange, lanes: int | None, clock: Clock
 ) -> Sequence[LaneScope]:
-    """The lanes of a changefeed. `wanted`: user keys of a keyspace. `lanes`: as many; None = as the URI's worker-count
+    """The lanes of a changefeed. `range_`: user keys of a keyspace. `lanes`: as many; None = as the URI's worker-count
     says, else LANES. DestinationUnavailable when its regions cannot be read."""
     if not target.row.kind.is_keyspace:
         count = lanes or read_settings(target.uri).worker_count or LANES
@@ -109,10 +109,10 @@ def cut_lanes(
     share = Share(tenant=target.row.tenant, changefeed_id=changefeed_id, number=0, of=1)
     opened = target.open(share, clock)
     try:
-        ranges = opened.ranges(wanted, lanes or LANES)
+        ranges = opened.ranges(range_, lanes or LANES)
     finally:
         opened.close()
-    invariant(covers(ranges, wanted), "the lanes of a changefeed cover its keys once", lanes=[str(r) for r in ranges])
+    invariant(covers(ranges, range_), "the lanes of a changefeed cover its keys once", lanes=[str(r) for r in ranges])
     return [KeyScope(range=part) for part in ranges]
 
 

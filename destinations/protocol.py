@@ -155,8 +155,8 @@ class Destination(Protocol):
         """Whether it can be written, before the changefeed starts; what its user must know, a sentence each.
         InvalidInput names the option at fault, DestinationUnavailable says what does not answer."""
 
-    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
-        """At most `count` sub-ranges with each key of `wanted` once, aligned with how the destination cuts keys."""
+    def ranges(self, range_: KeyRange, count: int) -> Sequence[KeyRange]:
+        """At most `count` sub-ranges with each key of `range_` once, aligned with how the destination cuts keys."""
 
     def plan(self, stretch: Stretch, record: str) -> Plan:
         """The writes of the stretch. `record`: from the plan of an earlier try of it; empty before the first. A plan

@@ -90,9 +90,9 @@ class Activation:
             for row in rows
             if row.tenant not in self._waiting
         }
-        known = {row.tenant for row in rows}
-        self._waiting = {t: w for t, w in (self._waiting | fresh).items() if t in known}
-        self.tenants.keep_only(known)
+        tenants_now = {row.tenant for row in rows}
+        self._waiting = {t: w for t, w in (self._waiting | fresh).items() if t in tenants_now}
+        self.tenants.keep_only(tenants_now)
         for row in rows:
             waiting = self._waiting[row.tenant]
             if waiting.hints != row.schema_hints:

@@ -72,9 +72,9 @@ class MaintenanceScheduler:
         self.tenants.load()
         tenants = list_tenants(self._catalog)
         rows = [row for row in tenants if row.state is TenantState.ACTIVE]
-        known = {row.tenant for row in rows}
-        self.tenants.keep_only(known)
-        self._needs.keep_only(known)
+        tenants_now = {row.tenant for row in rows}
+        self.tenants.keep_only(tenants_now)
+        self._needs.keep_only(tenants_now)
         jobs = self._known(frozenset(row.tenant for row in tenants if row.state is TenantState.PAUSED))
         self._count(rows, jobs)
         decision = decide([c.need for c in self._counted.values()], jobs, self._rules)
@@ -95,11 +95,11 @@ class MaintenanceScheduler:
         for job in jobs.ended:
             newest[job.tenant] = max(newest.get(job.tenant, 0), job.job_id)
         busy = jobs.busy
-        known = {row.tenant for row in rows}
+        tenants_now = {row.tenant for row in rows}
         self._counted = {
             tenant: counted
             for tenant, counted in self._counted.items()
-            if tenant in known - busy and counted.newest_job == newest.get(tenant, 0)
+            if tenant in tenants_now - busy and counted.newest_job == newest.get(tenant, 0)
         }
         begun_s = self._clock.monotonic()
         idle = [row for row in rows if row.tenant not in busy]

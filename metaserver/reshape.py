@@ -79,14 +79,14 @@ class Reshaper:
         cold: dict[tuple[int, int], float] = {}
         changes: list[Change] = []
         for _, group in groupby(data, key=lambda row: row.tenant):
-            mine = list(group)
-            hot |= {row.task_id: self._hot.get(row.task_id, now_s) for row in mine if self._is_hot(row, reports)}
+            group_tasks = list(group)
+            hot |= {row.task_id: self._hot.get(row.task_id, now_s) for row in group_tasks if self._is_hot(row, reports)}
             cold |= {
                 _ids(pair): self._cold.get(_ids(pair), now_s)
-                for pair in pairwise(mine)
+                for pair in pairwise(group_tasks)
                 if self._is_cold(*pair, reports)
             }
-            change = next(self._of_tenant(mine, reports, hot, cold, now_s), None)
+            change = next(self._of_tenant(group_tasks, reports, hot, cold, now_s), None)
             changes += [] if change is None else [change]
         there = {row.task_id for row in data}
         self._requested = {pair for pair in self._requested if there.issuperset(pair)}

@@ -77,9 +77,9 @@ class Retention:
         self._processed = 0
         self.tenants.load()
         tenants = list_tenants(self._catalog)
-        known = {row.tenant for row in tenants}
-        self.tenants.keep_only(known)
-        self._held = {t: p for t, p in self._held.items() if t in known}
+        tenants_now = {row.tenant for row in tenants}
+        self.tenants.keep_only(tenants_now)
+        self._held = {t: p for t, p in self._held.items() if t in tenants_now}
         more: deque[Tenant] = deque()
         for row in tenants:
             self.tenants.run(row.tenant, lambda r=row: self._keep(r, more))  # type: ignore[misc]

@@ -85,7 +85,7 @@ class PushSession:
         usable, is_due = self._usable()
         if usable is not None and not is_due:  # another thread renewed them
             return usable
-        asked = self._clock.monotonic()
+        asked_at = self._clock.monotonic()
         try:
             fresh = self._fetch()
         except TiStreamError as e:
@@ -96,5 +96,5 @@ class PushSession:
                 self._next_try = self._clock.monotonic() + TRY_AGAIN_S
             return usable
         with self._lock:
-            self._held, self._issued, self._next_try = fresh, asked, 0.0
+            self._held, self._issued, self._next_try = fresh, asked_at, 0.0
         return fresh

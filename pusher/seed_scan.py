@@ -111,14 +111,14 @@ class SeedScan:
 
     def _seed_rewritten(self) -> None:
         try:
-            wanted = self._control.wanted_seeds()
+            seeds = self._control.wanted_seeds()
         except TiStreamError as e:
             log.error("the tables that need a seed are not known", error=str(e))
             self._fault = str(e)
             return
-        there = {_TENANT, *(each.table_id for each in wanted)}
+        there = {_TENANT, *(each.table_id for each in seeds)}
         self._failed = {table_id: text for table_id, text in self._failed.items() if table_id in there}
-        for each in wanted:
+        for each in seeds:
             for read in each.reads:
                 if self._attempt(each.table_id, each.name, read):
                     break

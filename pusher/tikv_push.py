@@ -355,7 +355,7 @@ class _TikvPush(PushRun):
                 options,
                 pd=self._pd,
                 region_cache=region_cache,
-                wanted=followed.wanted,
+                ranges=followed.wanted,
                 clock=self._clock,
                 schedule=self._schedule,
                 numbers=numbers,

@@ -74,7 +74,7 @@ def descriptions() -> dict[str, str]:
 def complete(
     document: dict[str, Any],
     examples: Mapping[str, Mapping[str, Any]],
-    asked: Mapping[str, Mapping[str, Any]],
+    requests: Mapping[str, Mapping[str, Any]],
     texts: Mapping[str, str],
 ) -> dict[str, Any]:
     """The document with texts, examples and problems, changed in place. The app may lack routes of other services."""
@@ -88,31 +88,31 @@ def complete(
             _complete(path, method, operation, examples.get(name, {}), schemas)
             if name in texts:
                 operation["description"] = texts[name]
-            if name in asked:
-                _show_request(path, method, operation, asked[name], schemas)
+            if name in requests:
+                _show_request(path, method, operation, requests[name], schemas)
     return document
 
 
 def _show_request(
-    path: str, method: str, operation: dict[str, Any], asked: Mapping[str, Any], schemas: dict[str, Any]
+    path: str, method: str, operation: dict[str, Any], request: Mapping[str, Any], schemas: dict[str, Any]
 ) -> None:
     """Add a request to the parameters, to the body and as a line for curl."""
     pattern = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>.+?)", re.escape(path))
-    match = re.fullmatch(pattern, asked["path"])
-    values = {**(match.groupdict() if match else {}), **asked["query"]}
+    match = re.fullmatch(pattern, request["path"])
+    values = {**(match.groupdict() if match else {}), **request["query"]}
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in values:
             parameter["example"] = _typed(unquote(values[parameter["name"]]), parameter["schema"])
-    query = f"?{urlencode(asked['query'])}" if asked["query"] else ""
+    query = f"?{urlencode(request['query'])}" if request["query"] else ""
     words = ["curl", "-s", *([] if method == "get" else ["-X", method.upper()])]
-    if asked["body"] is not None and "requestBody" in operation:
+    if request["body"] is not None and "requestBody" in operation:
         content = operation["requestBody"]["content"][_JSON]
-        content["example"] = asked["body"]
+        content["example"] = request["body"]
         for each in (content["schema"], *content["schema"].get("anyOf", ())):
             if "$ref" in each:  # unknown members are refused
                 schemas[each["$ref"].rpartition("/")[2]]["additionalProperties"] = False
-        words += ["-H", "Content-Type: application/json", "-d", json.dumps(asked["body"])]
-    line = shlex.join([*words, f"http://127.0.0.1:8711{asked['path']}{query}"])
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(request["body"])]
+    line = shlex.join([*words, f"http://127.0.0.1:8711{request['path']}{query}"])
     operation["x-codeSamples"] = [{"lang": "Shell", "source": line}]
 
 

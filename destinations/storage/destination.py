@@ -140,7 +140,7 @@ class StorageDestination:
         self._run(self._check())
         return ()
 
-    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+    def ranges(self, range_: KeyRange, count: int) -> Sequence[KeyRange]:
         """See the protocol; object storage takes tables, which are shared out by name."""
         raise InvalidInput("Object storage takes changes of tables, not of a keyspace.", option="sink-uri")
 
@@ -167,15 +167,15 @@ class StorageDestination:
         kept = text if record is not None and made == record else await self._keep(made, stretch)
         return await self._planned(stretch, max(stretch.after, history.start_ts), kept, parts, places, rendered)
 
-    def _rendered(self, parts: Sequence[Part], known: dict[str, PartFiles]) -> list[list[File]]:
+    def _rendered(self, parts: Sequence[Part], recorded: dict[str, PartFiles]) -> list[list[File]]:
         """The files of each part. A place stays known if the part's files are those that it had."""
         render = self._contents.render
-        cuts = [known[name].counts if (name := name_of(part)) in known else () for part in parts]
+        cuts = [recorded[name].counts if (name := name_of(part)) in recorded else () for part in parts]
         rendered = render_or_refuse(render, [(part.changes, cut) for part, cut in zip(parts, cuts, strict=True)])
         for n, part in enumerate(parts):
-            place = known.get(name_of(part))
+            place = recorded.get(name_of(part))
             if place is not None and _digest(_folder(part, place.version), rendered[n]) != place.digest:
-                del known[place.part]
+                del recorded[place.part]
                 rendered[n] = render(part.changes, ())
         return rendered
 
@@ -193,14 +193,14 @@ class StorageDestination:
         history: History,
         parts: Sequence[Part],
         rendered: Sequence[Sequence[File]],
-        known: Mapping[str, PartFiles],
+        recorded: Mapping[str, PartFiles],
     ) -> list[PartFiles]:
         """Where the parts go: where they were, else after what is there."""
-        new = [part for part in parts if name_of(part) not in known]
+        new = [part for part in parts if name_of(part) not in recorded]
         await self._seen.look_up_schemas(names.meta_folder(part.table.db, part.table.name) for part in new)
         places = list[PartFiles]()
         for part, files in zip(parts, rendered, strict=True):
-            place = known.get(name_of(part))
+            place = recorded.get(name_of(part))
             if place is None:
                 version = self._seen.version(part, history.start_ts)
                 digest, cuts = _digest(_folder(part, version), files), tuple(count for count, _ in files)

@@ -58,22 +58,22 @@ class Reread:
         return not any(each.kind.is_fault for each in self.found)
 
 
-async def reread(files: Files, layout: Layout, read_rows: ReadRows, wanted: ExpectedRows) -> Reread:
+async def reread(files: Files, layout: Layout, read_rows: ReadRows, expected: ExpectedRows) -> Reread:
     """Read and compare. CorruptObject for a file that is none of the changefeed's protocol."""
     keys = [key async for key in files.list("", "")]
     parts = ordered_files(keys, layout)
     out = Reread()
-    for name in sorted(parts.keys() | wanted.log.keys()):
+    for name in sorted(parts.keys() | expected.log.keys()):
         commits = [_NOTHING]
         for part in parts.get(name, ()):
             read = [read_rows(key, data) for key in part if (data := await files.get(key)) is not None]
             out.files, out.rows = out.files + len(read), out.rows + sum(len(file.commit_ts) for file in read)
-            faults, once = read_in_order(read, wanted.named, has_key=name not in wanted.without_key)
+            faults, once = read_in_order(read, expected.named, has_key=name not in expected.without_key)
             out.found += faults
             commits.append(once)
         there = np.concatenate(commits)
-        log = wanted.log.get(name, _NOTHING)
-        out.found += compare_commits(".".join(name), there, log, wanted.above, wanted.upto)
+        log = expected.log.get(name, _NOTHING)
+        out.found += compare_commits(".".join(name), there, log, expected.above, expected.upto)
     return out
 
 

@@ -178,11 +178,11 @@ class TikvDestination:
             notes.append("Its stores have no expiry: a key that expires stops its key range.")
         return notes
 
-    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+    def ranges(self, range_: KeyRange, count: int) -> Sequence[KeyRange]:
         """See the protocol; keys of users."""
         with self._translated():
             _, client = self._connect()
-            return cut_ranges((part.start for part in client.regions(wanted)), wanted, count)
+            return cut_ranges((part.start for part in client.regions(range_)), range_, count)
 
     def plan(self, stretch: Stretch, record: str) -> TikvPlan:
         """No record is needed: the stretch determines what is written."""
@@ -221,11 +221,11 @@ class TikvDestination:
         if len(gone := plan.deletes()):
             client.batch_delete(gone, allowed=allowed)
 
-    def pairs(self, wanted: KeyRange) -> Iterator[pa.Table]:
+    def pairs(self, range_: KeyRange) -> Iterator[pa.Table]:
         """What is there, page by page in key order: columns key (of users) and value."""
         with self._translated():
             _, client = self._connect()
-            for page in client.scan(wanted):
+            for page in client.scan(range_):
                 yield pa.table({"key": page.keys, "value": page.values})
 
     def now_ts(self) -> int:

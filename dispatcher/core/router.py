@@ -78,19 +78,19 @@ def directory(rows: pa.RecordBatch, regions: pa.RecordBatch) -> Directory:
     )
 
 
-def route(file: Directory, wanted: KeyRange) -> Routed:
-    """The rows and regions of `file` that belong to `wanted`."""
-    picked, straddles = _scan(file, wanted) if file.nested else _bisect(file, wanted)
+def route(file: Directory, range_: KeyRange) -> Routed:
+    """The rows and regions of `file` that belong to `range_`."""
+    picked, straddles = _scan(file, range_) if file.nested else _bisect(file, range_)
     if len(picked) == len(file.offsets) and not straddles.any():
         return Routed(rows=file.rows, regions=file.regions)
     order = np.argsort(file.offsets[picked], kind="stable")
-    starts, ends, counts = _runs(file, picked[order], straddles[order], wanted)
+    starts, ends, counts = _runs(file, picked[order], straddles[order], range_)
     offsets, sizes = np.empty_like(counts), np.empty_like(counts)
     offsets[order], sizes[order] = np.cumsum(counts) - counts, counts
     return Routed(rows=gather(file.rows, starts, ends), regions=_renumbered(file.regions, picked, offsets, sizes))
 
 
-def _bisect(file: Directory, wanted: KeyRange) -> tuple[I64, Mask]:
+def _bisect(file: Directory, range_: KeyRange) -> tuple[I64, Mask]:
     """The regions that touch the range, in file order, and which of them straddle one of its ends."""
     starts, ends, n = file.starts, file.ends, len(file.starts)
 
@@ -102,36 +102,36 @@ def _bisect(file: Directory, wanted: KeyRange) -> tuple[I64, Mask]:
         key: bytes = ends[i].as_py()
         return key
 
-    first = bisect_right(range(file.bounded), wanted.start, key=end)
-    last = bisect_left(range(n), wanted.end, key=start) if wanted.end else n
-    inside_from = bisect_left(range(n), wanted.start, key=start)
-    inside_to = bisect_right(range(file.bounded), wanted.end, key=end) if wanted.end else n
+    first = bisect_right(range(file.bounded), range_.start, key=end)
+    last = bisect_left(range(n), range_.end, key=start) if range_.end else n
+    inside_from = bisect_left(range(n), range_.start, key=start)
+    inside_to = bisect_right(range(file.bounded), range_.end, key=end) if range_.end else n
     at = np.arange(first, max(first, last))
     picked, straddles = file.by_key[at], (at < inside_from) | (at >= inside_to)
     order = np.argsort(picked, kind="stable")
     return picked[order], straddles[order]
 
 
-def _scan(file: Directory, wanted: KeyRange) -> tuple[I64, Mask]:
+def _scan(file: Directory, range_: KeyRange) -> tuple[I64, Mask]:
     """The same by a linear scan, for nested regions."""
     start, end = file.regions.column("start_key"), file.regions.column("end_key")
     infinite = _numpy(pc.equal(end, b""))
-    touching = infinite | _numpy(pc.greater(end, wanted.start))
-    inside = _numpy(pc.greater_equal(start, wanted.start))
-    if wanted.end:
-        touching &= _numpy(pc.less(start, wanted.end))
-        inside &= ~infinite & _numpy(pc.less_equal(end, wanted.end))
+    touching = infinite | _numpy(pc.greater(end, range_.start))
+    inside = _numpy(pc.greater_equal(start, range_.start))
+    if range_.end:
+        touching &= _numpy(pc.less(start, range_.end))
+        inside &= ~infinite & _numpy(pc.less_equal(end, range_.end))
     picked = np.flatnonzero(touching)
     return picked, ~inside[picked]
 
 
-def _runs(file: Directory, regions: I64, straddles: Mask, wanted: KeyRange) -> tuple[I64, I64, I64]:
+def _runs(file: Directory, regions: I64, straddles: Mask, range_: KeyRange) -> tuple[I64, I64, I64]:
     """Starts and ends of the runs of rows of these regions (in slice order), and the number of rows of each region."""
     firsts, counts = file.offsets[regions], file.counts[regions].copy()
     starts, ends = [firsts[:0]], [firsts[:0]]
     done = 0
     for i in np.flatnonzero(straddles & (counts > 0)).tolist():
-        cut_starts, cut_ends = _kept(file.rows, int(firsts[i]), int(counts[i]), wanted)
+        cut_starts, cut_ends = _kept(file.rows, int(firsts[i]), int(counts[i]), range_)
         starts += [firsts[done:i], cut_starts]
         ends += [firsts[done:i] + counts[done:i], cut_ends]
         counts[i] = (cut_ends - cut_starts).sum()
@@ -141,11 +141,11 @@ def _runs(file: Directory, regions: I64, straddles: Mask, wanted: KeyRange) -> t
     return *_joined(np.concatenate(starts), np.concatenate(ends)), counts
 
 
-def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tuple[I64, I64]:
+def _kept(rows: pa.RecordBatch, first: int, count: int, range_: KeyRange) -> tuple[I64, I64]:
     keys = rows.column("key").slice(first, count)
-    keep = _numpy(pc.greater_equal(keys, wanted.start))
-    if wanted.end:
-        keep &= _numpy(pc.less(keys, wanted.end))
+    keep = _numpy(pc.greater_equal(keys, range_.start))
+    if range_.end:
+        keep &= _numpy(pc.less(keys, range_.end))
     framed = np.zeros(count + 2, np.bool_)
     framed[1:-1] = keep
     edges = np.flatnonzero(framed[1:] != framed[:-1]) + first

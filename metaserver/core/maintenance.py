@@ -144,32 +144,32 @@ class Decision:
     withdraw: tuple[int, ...] = ()  #: jobs that are offered and not needed any more, or wait for Spark in vain
 
 
-def decide(needs: Sequence[TenantNeed], known: JobsNow, settings: MaintenanceRules) -> Decision:
+def decide(needs: Sequence[TenantNeed], jobs: JobsNow, settings: MaintenanceRules) -> Decision:
     """The jobs to add, first in line first. `needs`: the tenants that were counted just now."""
-    ended = {job.key: job for job in known.ended}
-    busy = known.busy
-    slots = settings.jobs_max - sum(not known.is_idle(job) for job in known.open)
-    unspent = sum(job.estimated_bytes for job in known.open if job.kind in _MAKERS and known.is_idle(job))
-    left = settings.bytes_per_s * settings.window_ms // 1000 - known.spent_bytes + unspent
+    ended = {job.key: job for job in jobs.ended}
+    busy = jobs.busy
+    slots = settings.jobs_max - sum(not jobs.is_idle(job) for job in jobs.open)
+    unspent = sum(job.estimated_bytes for job in jobs.open if job.kind in _MAKERS and jobs.is_idle(job))
+    left = settings.bytes_per_s * settings.window_ms // 1000 - jobs.spent_bytes + unspent
     chosen: list[NewJob] = []
-    for need in sorted(needs, key=lambda n: (_last_ended(n.tenant, known.ended), n.tenant)):
+    for need in sorted(needs, key=lambda n: (_last_ended(n.tenant, jobs.ended), n.tenant)):
         if slots <= len(chosen):
             break
         if need.tenant in busy:
             continue
-        job = _wanted(need, ended, known, settings)
+        job = _wanted(need, ended, jobs, settings)
         if job is None:
             continue
         if job.estimated_bytes > left:
             break
         chosen.append(job)
         left -= job.estimated_bytes
-    replays = [_replay(need, ended, known, settings) for need in needs]
+    replays = [_replay(need, ended, jobs, settings) for need in needs]
     caught_up = {need.tenant for need in needs if not _is_behind(need, settings, share=2)}
     withdrawn = [
         job.job_id
-        for job in known.open
-        if (job.state is JobState.OFFERED and job.tenant in caught_up) or known.waits_in_vain(job, settings.hold_off_ms)
+        for job in jobs.open
+        if (job.state is JobState.OFFERED and job.tenant in caught_up) or jobs.waits_in_vain(job, settings.hold_off_ms)
     ]
     return Decision(enqueue=(*chosen, *(job for job in replays if job is not None)), withdraw=tuple(sorted(withdrawn)))
 
@@ -200,9 +200,9 @@ def _rests(last: JobRow | None, now_ms: int, settings: MaintenanceRules) -> bool
     return 0 <= now_ms - last.ended_ms < pause_ms
 
 
-def _merge(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
+def _merge(need: TenantNeed, last: JobRow | None, jobs: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     counted = sum(task.pieces for task in need.tasks)
-    if counted - _left_alone(last, known.now_ms, counted) < settings.merge_pieces_min:
+    if counted - _left_alone(last, jobs.now_ms, counted) < settings.merge_pieces_min:
         return None
     worthy = [
         task
@@ -219,9 +219,7 @@ def _merge(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: Main
         return None
     number = sum(task.pieces for task in worthy[:_TASKS_MAX])
     reason = f"{number} files of {len(task_ids)} tasks, {bytes_text(total)}: about {saved} requests fewer"
-    return _sized(
-        need, JobKind.MERGE, total, reason, known, settings, objects=counted, task_ids=tuple(sorted(task_ids))
-    )
+    return _sized(need, JobKind.MERGE, total, reason, jobs, settings, objects=counted, task_ids=tuple(sorted(task_ids)))
 
 
 def _left_alone(last: JobRow | None, now_ms: int, counted: int) -> int:
@@ -235,7 +233,7 @@ def _left_alone(last: JobRow | None, now_ms: int, counted: int) -> int:
     return max(0, min(counted, last.estimated_objects - last.counts.objects_before + last.counts.objects_after))
 
 
-def _bases(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
+def _bases(need: TenantNeed, last: JobRow | None, jobs: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     wanted = max(settings.tail_bytes_min, int(settings.tail_ratio * need.base_bytes))
     if last is not None and last.state is JobState.DONE and last.outcome == _NOTHING:
         wanted = max(wanted, 2 * last.estimated_bytes if need.tail_bytes >= last.estimated_bytes else 0)
@@ -244,33 +242,33 @@ def _bases(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: Main
     reason = (
         f"{bytes_text(need.tail_bytes)} of log since the newest base, an average base has {bytes_text(need.base_bytes)}"
     )
-    return _sized(need, JobKind.BASES, need.tail_bytes, reason, known, settings, due_ms=need.kept_ms // 2)
+    return _sized(need, JobKind.BASES, need.tail_bytes, reason, jobs, settings, due_ms=need.kept_ms // 2)
 
 
-def _retirement(need: TenantNeed, last: JobRow | None, known: JobsNow, settings: MaintenanceRules) -> NewJob | None:
+def _retirement(need: TenantNeed, last: JobRow | None, jobs: JobsNow, settings: MaintenanceRules) -> NewJob | None:
     """Half of the retention is left for the job: then the floor never waits for it."""
     if not need.kept_ms or need.held_ms <= need.kept_ms // 2:
         return None
     pause_ms = min(max(need.kept_ms // 4, _HELD_MS_MIN), _HELD_MS_MAX)
     if last is not None and last.outcome == _NOTHING:
         pause_ms *= 4
-    if last is not None and 0 <= known.now_ms - last.ended_ms < pause_ms:
+    if last is not None and 0 <= jobs.now_ms - last.ended_ms < pause_ms:
         return None
     held, kept = duration_text(need.held_ms), duration_text(need.kept_ms)
     reason = f"{need.held_by} needs the log of the last {held}, retention is {kept}"
     total = need.tail_bytes + need.bases_bytes
-    return _sized(need, JobKind.RETIRE_SEEDS, total, reason, known, settings, due_ms=need.kept_ms // 2)
+    return _sized(need, JobKind.RETIRE_SEEDS, total, reason, jobs, settings, due_ms=need.kept_ms // 2)
 
 
 def _replay(
-    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: JobsNow, settings: MaintenanceRules
+    need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], jobs: JobsNow, settings: MaintenanceRules
 ) -> NewJob | None:
     """A replay takes the tasks from their sorters, which deliver nothing until a batch of it is handed over."""
-    is_open = any(job.tenant == need.tenant and job.kind is JobKind.REPLAY for job in known.open)
+    is_open = any(job.tenant == need.tenant and job.kind is JobKind.REPLAY for job in jobs.open)
     last = ended.get((need.tenant, JobKind.REPLAY, ""))
     if settings.replay is ReplayMode.OFF or is_open or not _is_behind(need, settings, share=1):
         return None
-    if _rests(last, known.now_ms, settings):
+    if _rests(last, jobs.now_ms, settings):
         return None
     command = f"tistream replay -c {need.tenant.cluster_id} -t {need.tenant.tenant_id}"
     reason = (
@@ -279,7 +277,7 @@ def _replay(
     return NewJob(
         tenant=need.tenant,
         kind=JobKind.REPLAY,
-        executor=JobExecutor.SPARK if known.spark else JobExecutor.THREADS,
+        executor=JobExecutor.SPARK if jobs.spark else JobExecutor.THREADS,
         reason=reason,
         estimated_bytes=need.backlog_bytes,
         offered=settings.replay is ReplayMode.OFFER,
@@ -297,7 +295,7 @@ def _sized(
     kind: JobKind,
     total: int,
     reason: str,
-    known: JobsNow,
+    jobs: JobsNow,
     settings: MaintenanceRules,
     *,
     objects: int = 0,
@@ -305,7 +303,7 @@ def _sized(
     due_ms: int = 0,
 ) -> NewJob:
     """A job that reads at most what one job, and a whole window, may read."""
-    large = known.spark and total > settings.threads_job_bytes
+    large = jobs.spark and total > settings.threads_job_bytes
     most = settings.spark_job_bytes if large else settings.threads_job_bytes
     nbytes = max(1, min(total, most, settings.bytes_per_s * settings.window_ms // 1000))
     limits = JobLimits(

@@ -17,8 +17,8 @@ from tistream.keyrange import KeyRange
 from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, FLAG_SCANNED, ROWS, RowKind
 
 
-def raw_rows(rows: pa.RecordBatch, wanted: KeyRange, scanned_from: int | None) -> pa.RecordBatch:
-    """The rows (schema change.ROWS) of `wanted` with kind RAW. `scanned_from`: the checkpoint of the subscription
+def raw_rows(rows: pa.RecordBatch, range_: KeyRange, scanned_from: int | None) -> pa.RecordBatch:
+    """The rows (schema change.ROWS) of `range_` with kind RAW. `scanned_from`: the checkpoint of the subscription
     before INITIALIZED, None after it. CorruptObject when one is no write of RawKV."""
     kind, start_ts, commit_ts = (rows.column(name).to_numpy() for name in ("kind", "start_ts", "commit_ts"))
     keys = rows.column("key")
@@ -38,15 +38,15 @@ def raw_rows(rows: pa.RecordBatch, wanted: KeyRange, scanned_from: int | None) -
         "flags": pa.array(flags),
     }
     out = pa.record_batch([changed.get(name, rows.column(name)) for name in ROWS.names], schema=ROWS)
-    return _inside(out, wanted)
+    return _inside(out, range_)
 
 
-def _inside(rows: pa.RecordBatch, wanted: KeyRange) -> pa.RecordBatch:
+def _inside(rows: pa.RecordBatch, range_: KeyRange) -> pa.RecordBatch:
     """The rows in the range: a region may hold several keyspaces."""
     keys = rows.column("key")
-    mask = pc.greater_equal(keys, pa.scalar(wanted.start, pa.binary()))
-    if wanted.end:
-        mask = pc.and_(mask, pc.less(keys, pa.scalar(wanted.end, pa.binary())))
+    mask = pc.greater_equal(keys, pa.scalar(range_.start, pa.binary()))
+    if range_.end:
+        mask = pc.and_(mask, pc.less(keys, pa.scalar(range_.end, pa.binary())))
     return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 

@@ -42,7 +42,7 @@ _PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
 
 
 def check_cluster(
-    pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
+    pd: PdClient, ranges: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
 ) -> list[Finding]:
     """Run all checks, each after those that it needs. They stop when PD fails or does not know the keyspace."""
     checklist, spaces = Checklist(), list[KeyspaceKeys]()
@@ -57,7 +57,7 @@ def check_cluster(
     for store in stores:
         checklist.check(f"store {store.id}", partial(_store, store, tls))
     regions: list[Region] = []
-    checklist.check("regions", lambda: _regions(pd, wanted, stores, regions))
+    checklist.check("regions", lambda: _regions(pd, ranges, stores, regions))
     checklist.check("history", lambda: _history(pd))
     stop = threading.Event()
     reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
@@ -126,8 +126,8 @@ def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Finding:
     return ok(f"{name} has the key prefix {into[0].prefix.hex()}", id=into[0].id)
 
 
-def _regions(pd: PdClient, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Finding:
-    into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
+def _regions(pd: PdClient, ranges: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Finding:
+    into += {region.id: region for part in ranges for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
     without_leader = sum(not r.leader_store_id for r in into)
     dealt = ", ".join(f"{count:,} on store {store_id}" for store_id, count in sorted(leads.items()))

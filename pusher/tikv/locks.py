@@ -117,10 +117,10 @@ class LockResolver:
     def _scan(self, part: KeyRange, max_ts: int) -> tuple[Region, KeyRange, list[HeldLock]]:
         """The region at the start of `part`, their common keys, and the first locks on these, of every kind."""
         region, common = self._region_of(part)
-        asked = self._keyspace.outer_range(common)
-        request = wire.ScanLockRequest(max_version=max_ts, start_key=asked.start, limit=LOCKS_MAX, end_key=asked.end)
+        outer = self._keyspace.outer_range(common)
+        request = wire.ScanLockRequest(max_version=max_ts, start_key=outer.start, limit=LOCKS_MAX, end_key=outer.end)
         body = self._ask(region, "KvScanLock", request, wire.ScanLockResponse)
-        return region, common, [held_lock(lock, asked) for lock in body.locks]
+        return region, common, [held_lock(lock, outer) for lock in body.locks]
 
     def _check(self, part: HeldBack, now_ts: int, before: tuple[str, ...]) -> list[str]:
         """Resolve what can be in one region; what remains, one line for each transaction."""

@@ -76,7 +76,7 @@ class TikvSource:
         *,
         pd: Pd,
         region_cache: RegionCache,
-        wanted: Sequence[KeyRange],
+        ranges: Sequence[KeyRange],
         clock: Clock,
         schedule: FlushSchedule,
         numbers: Iterator[int] | None = None,
@@ -89,7 +89,7 @@ class TikvSource:
         self._header: Header | None = None  # built once the cluster id is known
         self._feed = StoreFeed(
             store_id,
-            wanted,
+            ranges,
             scans_max=options.scans_max,
             numbers=numbers,
             keyspace=options.keyspace,
@@ -157,9 +157,9 @@ class TikvSource:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _receive_regions(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+    def _receive_regions(self, range_: KeyRange | None, regions: Sequence[Region] | None) -> None:
         """Called in the region cache's thread."""
-        self._region_lists.append((asked, regions))
+        self._region_lists.append((range_, regions))
         self._inbox.wake()
 
     def _wait(self, timeout_s: float) -> None:

@@ -35,14 +35,14 @@ _SELECTED_BYTES = 32 << 20  # of rows that passed a filter, after which no more 
 _LOOKED_AT_MAX = 5 * PULL_ROWS_MAX  # rows for one body with a filter, which may then be empty
 
 
-def page_of_changes(services: Services, request: PullRequest, pages: Pages, asked: Interval) -> Rendered:
+def page_of_changes(services: Services, request: PullRequest, pages: Pages, interval: Interval) -> Rendered:
     """The next page. Rows that are larger as a body than was estimated are read again, fewer of them."""
     factor = 1
     while True:
         with services.reader.memory.held(request.scope.tenant) as held:
             read = _Read(services, request, pages, held, factor)
             try:
-                return _next_page(read, asked)
+                return _next_page(read, interval)
             except BodyTooLarge as e:
                 factor *= 1 + 2 * e.size // BODY_BYTES_MAX
 
@@ -67,21 +67,21 @@ class _Read:
         return self.factor * self.pages.sizes(rows)
 
 
-def _next_page(read: _Read, asked: Interval) -> Rendered:
+def _next_page(read: _Read, interval: Interval) -> Rendered:
     """The next page of the scope. Parts that deliver nothing, such as rows of system tables, are skipped in growing
     steps: only the last page may be empty, one that looked at many rows, or one inside a commit."""
     pages = read.pages
-    if asked.inside is not None:
-        return _inside(read, asked.inside, asked.upto)
-    after, rows, looked_at = asked.after, read.request.limit, 0
-    ids = pages.table_ids(after, asked.upto)
+    if interval.inside is not None:
+        return _inside(read, interval.inside, interval.upto)
+    after, rows, looked_at = interval.after, read.request.limit, 0
+    ids = pages.table_ids(after, interval.upto)
     while True:
-        part_of_log = _Part(after=after, upto=asked.upto, table_ids=ids, rows=rows)
+        part_of_log = _Part(after=after, upto=interval.upto, table_ids=ids, rows=rows)
         try:
             selected = _select(read, part_of_log)
         except TransactionTooLarge as e:
             commit_ts = int(str(e.facts["commit_ts"]))
-            return _inside(read, Inside(commit_ts=commit_ts, mode=pages.manner().mode), asked.upto)
+            return _inside(read, Inside(commit_ts=commit_ts, mode=pages.manner().mode), interval.upto)
         page = pages.page(selected.selected, after, selected.upto, has_more=selected.has_more)
         looked_at += selected.looked_at
         if page.holds_changes or not page.has_more or (looked_at >= _LOOKED_AT_MAX and pages.is_filtered):

@@ -61,19 +61,19 @@ def read_history(services: Services, request: HistoryRequest) -> HistoryAnswer:
     """One page. Errors as of a pull."""
     tenant = request.scope.tenant
     served = served_keys(services, tenant)
-    asked = locate(request, served, services.clock.unix_ms())
+    interval = locate(request, served, services.clock.unix_ms())
     keys = range_of(served, Selection(range=KeyRange(request.key, request.key + b"\0")))
-    versions = _Versions(asked.upto, request.limit)
-    if keys is not None and asked.after < asked.upto:
+    versions = _Versions(interval.upto, request.limit)
+    if keys is not None and interval.after < interval.upto:
         source = TableSource(catalog=services.catalog, store=services.store, reader=services.reader)
-        log = Base(physical_id=KEY_RANGE, ts=asked.after, source=None)
+        log = Base(physical_id=KEY_RANGE, ts=interval.after, source=None)
         for rows in source.versions(tenant, log, served.resolved, keys):
             versions.add(rows)
     versions_read, has_more = versions.page()
-    end = versions_read["commit_ts"][-1].as_py() if has_more else max(asked.after, asked.upto)
-    marked, gap_ts = _marked(versions_read, versions.stamps(), asked.after, end)
+    end = versions_read["commit_ts"][-1].as_py() if has_more else max(interval.after, interval.upto)
+    marked, gap_ts = _marked(versions_read, versions.stamps(), interval.after, end)
     pages = EntryPages(selection=request.selection, format=request.format, buffers=None, watermarks=False)
-    page = pages.page(Selected(rows=marked, quarantined=()), asked.after, end, has_more=has_more)
+    page = pages.page(Selected(rows=marked, quarantined=()), interval.after, end, has_more=has_more)
     return HistoryAnswer(
         content=page.content,
         next_cursor=encode_cursor(request.scope, end),

@@ -65,19 +65,19 @@ def _pull(services: Services, request: PullRequest, served: Served | None) -> Pu
     if request.as_of is not None and not request.snapshot and request.cursor is None:
         raise InvalidInput("as_of is the timestamp of a snapshot: add snapshot=true, or begin at start_ts.")
     pages = _pages(services, request, served, now_ms)
-    asked = locate(request, served, now_ms)
+    interval = locate(request, served, now_ms)
     if request.cursor is None:
-        pages.check_names(min(asked.after, served.resolved), served.resolved)
-    if not served.row.has_log or asked.upto <= asked.after:
-        empty = pages.empty(min(asked.after, served.resolved))
-        page = Rendered(content=empty, end=asked.after, inside=asked.inside)
+        pages.check_names(min(interval.after, served.resolved), served.resolved)
+    if not served.row.has_log or interval.upto <= interval.after:
+        empty = pages.empty(min(interval.after, served.resolved))
+        page = Rendered(content=empty, end=interval.after, inside=interval.inside)
     else:
-        page = changes.page_of_changes(services, request, pages, asked)
+        page = changes.page_of_changes(services, request, pages, interval)
     scope, at = request.scope, page.inside
     next_cursor = encode_cursor(scope, page.end)
     if at is not None:
         next_cursor = encode_inside(scope, at)
-    if asked.upto > asked.after:  # else it was a poll at the watermark
+    if interval.upto > interval.after:  # else it was a poll at the watermark
         _SERVED.observe(services.clock.monotonic() - began)
         _BYTES_OUT.inc(page.content.size)
     in_json = request.format == "json"
@@ -88,11 +88,11 @@ def _pull(services: Services, request: PullRequest, served: Served | None) -> Pu
         resolved_ts=resolved,
         has_more=page.has_more,
         quarantined=page.quarantined,
-        waits=served.resolved <= asked.after and asked.upto == served.resolved,
-        after=asked.after,
+        waits=served.resolved <= interval.after and interval.upto == served.resolved,
+        after=interval.after,
         end=page.end,
-        end_ts=asked.end_ts,
-        gap=served.gap_in(asked.after, reached),
+        end_ts=interval.end_ts,
+        gap=served.gap_in(interval.after, reached),
         inside=at,
     )
 

@@ -79,10 +79,10 @@ def plan(services: Services, request: SplitRequest) -> SplitPlan:
     else:
         served.row.check_tables()
     cursor = partial(encode_cursor, scope)
-    asked = locate(request, served, services.clock.unix_ms(), plans=True)
-    after, upto, resolved = asked.after, asked.upto, served.resolved
+    interval = locate(request, served, services.clock.unix_ms(), plans=True)
+    after, upto, resolved = interval.after, interval.upto, served.resolved
     if not served.row.has_log or upto <= after:
-        return _from(request, asked, _plan(cursor, [], after, after, resolved, has_more=False, request=request))
+        return _from(request, interval, _plan(cursor, [], after, after, resolved, has_more=False, request=request))
     ids = None if request.keys else table_ids(served.known_history, scope, after, upto)
     segments = committed.find_segments(
         services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=_SEGMENTS_MAX
@@ -96,7 +96,7 @@ def plan(services: Services, request: SplitRequest) -> SplitPlan:
         # exact count; cheap, because the readers fetch the same segments next
         rows = min(request.rows or PULL_ROWS_MAX, PULL_ROWS_MAX)
         end = max(end, _end_of_page(services, scope.tenant, after, upto, rows, ids))
-    return _from(request, asked, _plan(cursor, segments, after, end, resolved, has_more=end < upto, request=request))
+    return _from(request, interval, _plan(cursor, segments, after, end, resolved, has_more=end < upto, request=request))
 
 
 def _end_of_page(
@@ -109,11 +109,11 @@ def _end_of_page(
         return int(str(e.facts["commit_ts"]))
 
 
-def _from(request: SplitRequest, asked: Interval, plan_: SplitPlan) -> SplitPlan:
+def _from(request: SplitRequest, interval: Interval, plan_: SplitPlan) -> SplitPlan:
     """The plan from the cursor on, also from one inside a commit. The rest of the commit is in the first part; a plan
     without parts stays at the cursor."""
     cursor = request.cursor
-    if cursor is None or asked.inside is None:
+    if cursor is None or interval.inside is None:
         return plan_
     if not plan_.parts:
         return replace(plan_, cursor=cursor, next_cursor=cursor)

@@ -25,7 +25,7 @@ broken(
     ("simulator.dst.raw_floors:floor_of_keys", "return Floor(ts=ts, ", "return Floor(ts=at, "),
     (
         "tistream.catalog.log.retention:_can_begin",
-        "return conn.execute(_BASE_OF_KEYS, asked).first() is not None",
+        "return conn.execute(_BASE_OF_KEYS, parameters).first() is not None",
         "return True",
     ),
 )

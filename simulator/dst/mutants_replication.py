@@ -15,7 +15,7 @@ from simulator.dst.mutants import broken
 _CORE = "replicator.core.lane:LaneCore"
 _RUN = "replicator.lane_run:LaneRun"
 _RECOVERY = "simulator.dst.recovery"
-_CHECKED = "invariant(covers(ranges, wanted),"
+_CHECKED = "invariant(covers(ranges, range_),"
 _PART = "KeyRange(start, end)"
 _write = LaneRun._write
 

@@ -131,7 +131,7 @@ class _PlaybackPush(RecordingPush):
                 options,
                 pd=self._pd,
                 region_cache=self._region_cache,
-                wanted=self._followed.wanted,
+                ranges=self._followed.wanted,
                 clock=self._clock,
                 schedule=FlushSchedule(self._clock, flush_s=_FLUSH_S),
             )

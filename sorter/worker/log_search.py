@@ -44,11 +44,11 @@ class LogSearch:
         self._source = SegmentSource(store)
         self._search: _Search | None = None
 
-    def __call__(self, asked: LogQuestion) -> pa.Table:
+    def __call__(self, question: LogQuestion) -> pa.Table:
         """The rows (change.COMMITTED) of the log with these versions. SearchIncomplete: ask again; RowsOutOfReach: ask
         later."""
-        if self._search is None or self._search.asked != asked:
-            self._search = _Search(asked)
+        if self._search is None or self._search.asked != question:
+            self._search = _Search(question)
         search, left = self._search, STEP_BYTES
         while left > 0 and not search.complete:
             if not search.segments:
@@ -84,8 +84,8 @@ class LogSearch:
 
 
 class _Search:
-    def __init__(self, asked: LogQuestion) -> None:
-        self.asked = asked
+    def __init__(self, question: LogQuestion) -> None:
+        self.asked = question
         self.restart()
         self.read = 0  #: segments so far
 

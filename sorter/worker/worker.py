@@ -256,11 +256,11 @@ class SorterWorker:
         self._report = self._reporter.look(known, self._stalls.stalled_s(now_s), shown, now_s)
         self._refresh_reports(known)
 
-    def _refresh_reports(self, known: Collection[TaskRunner]) -> None:
+    def _refresh_reports(self, runners: Collection[TaskRunner]) -> None:
         """Refresh the task reports, unless that takes more than a small share of the time."""
         began_s = self._clock.monotonic()
         if began_s >= self._next_report_s:
-            self.reports = tuple(runner.report() for runner in known)
+            self.reports = tuple(runner.report() for runner in runners)
             self._next_report_s = began_s + REPORT_PAUSES * (self._clock.monotonic() - began_s)
 
     def _reconcile(self) -> None:

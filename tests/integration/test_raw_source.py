@@ -60,7 +60,7 @@ def test_every_write_is_there_or_in_a_marked_interval() -> None:
                     SourceOptions(kv_api=KvApi.RAW),
                     pd=pd,
                     region_cache=regions,
-                    wanted=[RAW_KEYS],
+                    ranges=[RAW_KEYS],
                     clock=clock,
                     schedule=FlushSchedule(clock, flush_s=0.1),
                 )

@@ -164,7 +164,7 @@ def source_of(store_id: int, pd: MemoryPd, region_cache: RegionCache, **options:
         SourceOptions(**options),
         pd=pd,
         region_cache=region_cache,
-        wanted=[TABLES],
+        ranges=[TABLES],
         clock=clock,
         schedule=FlushSchedule(clock, flush_s=0.1),
     )

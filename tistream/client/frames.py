@@ -71,9 +71,9 @@ class Counted:
         return ArrowPage(rows=rows, next_cursor=page.next_cursor, resolved_ts=page.resolved_ts, has_more=page.has_more)
 
 
-def check_ends(asked: ChangeOptions, *, follow: bool) -> None:
+def check_ends(options: ChangeOptions, *, follow: bool) -> None:
     """InvalidInput for a frame of changes that never end."""
-    if follow and asked.get("end") is None:
+    if follow and options.get("end") is None:
         raise InvalidInput("Following has no last change: give an end, use changes(), or take the batches.")
 
 

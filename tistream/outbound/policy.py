@@ -63,8 +63,8 @@ class Own:
 
     def has_folder(self, folder: str) -> bool:
         """Whether this folder holds the log or the catalog, or is in it."""
-        asked = os.path.realpath(folder)
-        return any(os.path.commonpath((asked, own)) in (asked, own) for own in self.folders)
+        real = os.path.realpath(folder)
+        return any(os.path.commonpath((real, own)) in (real, own) for own in self.folders)
 
     def has_objects(self, bucket: str, prefix: str, endpoint: str) -> bool:
         """Whether this prefix holds the log, or is in it."""

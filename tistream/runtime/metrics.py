@@ -272,6 +272,6 @@ class _Asked:
 
 def exposition(sources: Iterable[Collect] = ()) -> bytes:
     """REGISTRY and the families of `sources`, in Prometheus' text format."""
-    asked = CollectorRegistry()
-    asked.register(_Asked(sources))
-    return prometheus_client.generate_latest(REGISTRY) + prometheus_client.generate_latest(asked)
+    registry = CollectorRegistry()
+    registry.register(_Asked(sources))
+    return prometheus_client.generate_latest(REGISTRY) + prometheus_client.generate_latest(registry)

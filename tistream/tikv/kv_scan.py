@@ -119,8 +119,8 @@ class KvReader:
         return answer, part.end
 
     def _ask(self, region: Region, part: KeyRange, pairs: int, ts: int, api: ApiVersion) -> Page | RegionFault:
-        asked = self._keyspace.outer_range(part)
-        request = scan_request(region, asked, pairs, ts, api, self._keyspace.id)
+        outer = self._keyspace.outer_range(part)
+        request = scan_request(region, outer, pairs, ts, api, self._keyspace.id)
         facts = {"store": region.leader_store_id, "region": region.id, "request": f"KvScan {part} at {ts}"}
         try:
             answer = self._stores.channel(region.leader_store_id).unary_unary(METHOD)(request, timeout=self._call_s)
@@ -130,7 +130,7 @@ class KvReader:
             text = f"{e.code().name} {e.details()}"
             raise TryLater(f"store {region.leader_store_id} does not answer {facts['request']}: {text}") from e
         try:
-            page = read_scan(answer, asked)
+            page = read_scan(answer, outer)
             self._call_s = _CALL_S
             if isinstance(page, RegionFault):
                 return page

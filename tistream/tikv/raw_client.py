@@ -223,23 +223,23 @@ class RawClient:
 
     def _send_some(self, write: _Write, start: int, end: int) -> int:
         """Write rows from `start` on that are in one region; the row after them."""
-        known = self._region_at(self._key(write, start))
-        end = self._end_in(write, known.range, start, end)
+        cached = self._region_at(self._key(write, start))
+        end = self._end_in(write, cached.range, start, end)
         columns, rows, ttls = write.columns, np.arange(start, end), None
         gone = rows if columns.values is None else rows[:0]
         if write.expires is not None and write.now_s is not None:
             ttls, expired = m.remaining(write.expires[start:end], write.now_s())
             gone, rows, ttls = rows[expired], rows[~expired], ttls[~expired]
-        if known.region.leader_store_id not in self._responded:
+        if cached.region.leader_store_id not in self._responded:
             body = wire.RawKeyRequest(key=self._key(write, start)).SerializeToString()
-            self._ask(known, "RawGet", body, wire.RawGetResponse, write.allowed)
+            self._ask(cached, "RawGet", body, wire.RawGetResponse, write.allowed)
         self._rate.take(int(columns.bounds[end] - columns.bounds[start]), write.allowed())
         if len(gone):
             body = m.delete_body(self.space, columns, gone)
-            self._ask(known, "RawBatchDelete", body, wire.RawWriteResponse, write.allowed)
+            self._ask(cached, "RawBatchDelete", body, wire.RawWriteResponse, write.allowed)
         if columns.values is not None and len(rows):
             body = m.put_body(self.space, columns, rows, ttls)
-            self._ask(known, "RawBatchPut", body, wire.RawWriteResponse, write.allowed)
+            self._ask(cached, "RawBatchPut", body, wire.RawWriteResponse, write.allowed)
         return end
 
     def _key(self, write: _Write, row: int) -> bytes:
@@ -288,11 +288,11 @@ class RawClient:
 
     def _scan(self, rest: KeyRange, limit: int, allowed: Allowed) -> tuple[RawPage, KeyRange | None]:
         """(a page, what is left to read)."""
-        known = self._region_at(rest.start)
-        part = known.range.intersect(rest)
+        cached = self._region_at(rest.start)
+        part = cached.range.intersect(rest)
         assert part is not None
         body = wire.RawScanRequest(start_key=rest.start, limit=limit, end_key=part.end).SerializeToString()
-        pairs = self._call(known, "RawScan", body, lambda answer: m.read_scan(answer, part), allowed)
+        pairs = self._call(cached, "RawScan", body, lambda answer: m.read_scan(answer, part), allowed)
         page = RawPage(
             pa.array([self.space.inner_key(pair.key) for pair in pairs], pa.binary()),
             pa.array([pair.value for pair in pairs], pa.binary()),
@@ -313,12 +313,12 @@ class RawClient:
         return total
 
     def _checksum(self, rest: KeyRange, allowed: Allowed) -> tuple[wire.RawChecksumResponse, KeyRange | None]:
-        known = self._region_at(rest.start)
-        part = known.range.intersect(rest)
+        cached = self._region_at(rest.start)
+        part = cached.range.intersect(rest)
         assert part is not None
         ranges = [wire.KeyRange(start_key=part.start, end_key=part.end)]
         body = wire.RawChecksumRequest(ranges=ranges).SerializeToString()
-        answer = self._ask(known, "RawChecksum", body, wire.RawChecksumResponse, allowed)
+        answer = self._ask(cached, "RawChecksum", body, wire.RawChecksumResponse, allowed)
         done = not part.end or part.end == rest.end
         return answer, None if done else KeyRange(part.end, rest.end)
 
@@ -340,19 +340,19 @@ class RawClient:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _ask(self, known: CachedRegion, name: str, body: bytes, kind: type[A], allowed: Allowed) -> A:
-        return self._call(known, name, body, lambda answer: m.read_answer(kind, answer), allowed)
+    def _ask(self, cached: CachedRegion, name: str, body: bytes, kind: type[A], allowed: Allowed) -> A:
+        return self._call(cached, name, body, lambda answer: m.read_answer(kind, answer), allowed)
 
     def _call(
         self,
-        known: CachedRegion,
+        cached: CachedRegion,
         name: str,
         body: bytes,
         read: Callable[[bytes], T | wire.RegionError],
         allowed: Allowed,
     ) -> T:
         """Ask the region's leader. TryLater when it does not serve."""
-        region, is_write = known.region, name in _WRITES
+        region, is_write = cached.region, name in _WRITES
         channel = self._stores.channel(region.leader_store_id)
         seconds = min(allowed(), self._limits.write_s if is_write else _CALL_S)
         if seconds <= 0:
@@ -379,36 +379,36 @@ class RawClient:
                 raise
             raise TryLater(f"{place}: {e}") from e
         if isinstance(answer, wire.RegionError):
-            self._learn(known, place, answer)
+            self._learn(cached, place, answer)
         return answer  # type: ignore[return-value]
 
-    def _learn(self, known: CachedRegion, place: str, error: wire.RegionError) -> None:
+    def _learn(self, cached: CachedRegion, place: str, error: wire.RegionError) -> None:
         """Note a region error, and raise what it means."""
         fault = read_fault(error)
         if fault.kind.name == "RAFT_ENTRY_TOO_LARGE":
             raise _TooLarge(f"{place}: too large for the region's log, {fault.message}")
         with self._lock:
-            at_once = self._known.learn(known.region, error)
+            at_once = self._known.learn(cached.region, error)
             if fault.kind.name == "STORE_NOT_MATCH":
-                self._stores.forget(known.region.leader_store_id)
+                self._stores.forget(cached.region.leader_store_id)
         busy_s = fault.backoff_ms / 1000 or BUSY_S if fault.kind.name == "SERVER_IS_BUSY" else 0.0
         raise TryLater(f"{place}: {fault.kind.name} {fault.message}".rstrip(), at_once=at_once, at_least_s=busy_s)
 
     def _region_at(self, key: bytes) -> CachedRegion:
         """The region of a key on the wire."""
         with self._lock:
-            if (known := self._known.find(key)) is not None:
-                return known
+            if (cached := self._known.find(key)) is not None:
+                return cached
         listed = self._pd.scan_regions(self.space.boundary(key), b"", _REGIONS_PAGE)
         with self._lock:
             self._known.add(listed)
-            if (known := self._known.find(key)) is not None:
-                return known
+            if (cached := self._known.find(key)) is not None:
+                return cached
         region = self._pd.get_region(self.space.boundary(key))
         with self._lock:
             self._known.add([] if region is None else [region])
-            if (known := self._known.find(key)) is not None:
-                return known
+            if (cached := self._known.find(key)) is not None:
+                return cached
         raise TryLater(f"PD knows no region with a leader for the key {key.hex()}")
 
 

@@ -34,8 +34,8 @@ Listener = Callable[[KeyRange | None, Sequence[Region] | None], None]
 class RegionCache:
     """Start it, let sources `listen`, stop it. Thread-safe."""
 
-    def __init__(self, pd: Pd, wanted: Sequence[KeyRange], *, clock: Clock, refresh_s: float = REFRESH_S) -> None:
-        self._pd, self._wanted, self._clock, self._refresh_s = pd, tuple(wanted), clock, refresh_s
+    def __init__(self, pd: Pd, ranges: Sequence[KeyRange], *, clock: Clock, refresh_s: float = REFRESH_S) -> None:
+        self._pd, self._wanted, self._clock, self._refresh_s = pd, tuple(ranges), clock, refresh_s
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._requested: dict[KeyRange, None] = {}

@@ -29,13 +29,13 @@ from tistream.model.change import Op
 from tistream.tikv.core.raw_messages import Seconds, remaining
 
 
-def cut_ranges(boundaries: Iterable[bytes], wanted: KeyRange, parts: int) -> list[KeyRange]:
-    """`wanted` as up to `parts` consecutive ranges with about as many regions each; fewer where regions are fewer.
+def cut_ranges(boundaries: Iterable[bytes], range_: KeyRange, parts: int) -> list[KeyRange]:
+    """`range_` as up to `parts` consecutive ranges with about as many regions each; fewer where regions are fewer.
     `boundaries`: first keys of regions, in any order."""
-    inside = sorted({key for key in boundaries if key > wanted.start and end_before(key, wanted.end)})
+    inside = sorted({key for key in boundaries if key > range_.start and end_before(key, range_.end)})
     regions = len(inside) + 1
     parts = max(min(parts, regions), 1)
-    at = [wanted.start, *(inside[i * regions // parts - 1] for i in range(1, parts)), wanted.end]
+    at = [range_.start, *(inside[i * regions // parts - 1] for i in range(1, parts)), range_.end]
     return [KeyRange(start, end) for start, end in pairwise(at)]
 
 

@@ -75,7 +75,7 @@ class StoreFeed:
     def __init__(
         self,
         store_id: int,
-        wanted: Sequence[KeyRange],
+        ranges: Sequence[KeyRange],
         *,
         scans_max: int = SCANS_MAX,
         unread_bytes_max: int = UNREAD_BYTES_MAX,
@@ -85,13 +85,13 @@ class StoreFeed:
         pause_max_s: float = PAUSE_MAX_S,
         scan_bytes_s: float = inf,
     ) -> None:
-        """`wanted` and all other keys are keys of the keyspace. `numbers`: ascending subscription ids. `is_raw`: see
+        """`ranges` and all other keys are keys of the keyspace. `numbers`: ascending subscription ids. `is_raw`: see
         `raw_rows`. `pause_max_s`: between two attempts at a region. `scan_bytes_s`: see `scans`."""
         self.store_id = store_id
         self._is_raw = is_raw
         self._keyspace = keyspace
         self._scans, self._unread_bytes_max = OpeningScans(scans_max, scan_bytes_s), unread_bytes_max
-        self._pieces = Pieces(wanted)
+        self._pieces = Pieces(ranges)
         self._registrations: dict[_Pair, Piece] = {}
         self._used_ids: set[_Pair] = set()  # that must not be used
         self._closing: list[Piece] = []  # ended, SubscriptionClosed not yet emitted
@@ -102,7 +102,7 @@ class StoreFeed:
         self._subscriptions = count(1) if numbers is None else numbers
         self._sequence = count()
         self._waiting: list[tuple[float, int, Piece]] = []  # (due time, sequence, piece)
-        self._queries: list[tuple[float, int, KeyRange]] = [(0.0, next(self._sequence), w) for w in wanted]
+        self._queries: list[tuple[float, int, KeyRange]] = [(0.0, next(self._sequence), w) for w in ranges]
         self._queried: set[KeyRange] = set()
         self._pauses = Pauses(first_s=0.1, max_s=pause_max_s, lived_s=_LIVED_S)
         self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
@@ -118,12 +118,12 @@ class StoreFeed:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def regions_listed(self, asked: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
+    def regions_listed(self, range_: KeyRange | None, regions: Iterable[Region] | None, now: float) -> None:
         """Regions from PD for a range (None: an unsolicited list); regions None: PD did not answer."""
-        mine = asked is not None and asked in self._queried
+        mine = range_ is not None and range_ in self._queried
         if regions is None:
-            if mine and asked is not None:
-                self._query_again(asked, now)
+            if mine and range_ is not None:
+                self._query_again(range_, now)
             return
         elsewhere = []
         for region in regions:
@@ -134,9 +134,9 @@ class StoreFeed:
                 self._pauses.worked(region.id)
                 if mine and (region_range := plain_range(region)):
                     elsewhere.append(region_range)
-        if mine and asked is not None:
-            self._queried.discard(asked)
-            for part in self._pieces.missing(asked, elsewhere):
+        if mine and range_ is not None:
+            self._queried.discard(range_)
+            for part in self._pieces.missing(range_, elsewhere):
                 heappush(self._queries, (now + STALE_S, next(self._sequence), part))
 
     def message(self, data: bytes, now: float) -> None:
@@ -203,8 +203,8 @@ class StoreFeed:
 
     def resubscribe(self, subscriptions: Collection[int], now: float) -> None:
         """End these subscriptions and register their regions again."""
-        wanted = set(subscriptions)
-        for piece in [p for p in self._registrations.values() if p.subscription in wanted]:
+        ended = set(subscriptions)
+        for piece in [p for p in self._registrations.values() if p.subscription in ended]:
             self._register_again(piece, now)
 
     def drop(self) -> None:

@@ -77,10 +77,10 @@ class Piece:
 class Pieces:
     """The pieces of one store, waiting and registered."""
 
-    def __init__(self, wanted: Sequence[KeyRange]) -> None:
-        self.wanted = tuple(wanted)  #: in key order, apart from each other
+    def __init__(self, ranges: Sequence[KeyRange]) -> None:
+        self.wanted = tuple(ranges)  #: in key order, apart from each other
         self._starts = [w.start for w in self.wanted]
-        self._bounds = (pl.Series(self._starts, dtype=pl.Binary), pa.array([w.end for w in wanted], pa.binary()))
+        self._bounds = (pl.Series(self._starts, dtype=pl.Binary), pa.array([w.end for w in ranges], pa.binary()))
         self._by_start: SortedDict = SortedDict()  # start of the range -> piece
         self._whole: dict[int, tuple[int, bytes, bytes]] = {}  # regions with all parts present, as listed by PD
         self._waiting = 0
@@ -135,8 +135,8 @@ class Pieces:
         region_range = plain_range(region)
         new, complete = [], True
         for part in self._to_register(region_range) if region_range else ():
-            known = self._by_start.get(part.start)
-            if known and known.range == part and (known.region_id, known.version) == (region.id, region.version):
+            cached = self._by_start.get(part.start)
+            if cached and cached.range == part and (cached.region_id, cached.version) == (region.id, region.version):
                 continue
             before = self.overlapping(part)
             if any(p.phase is not Phase.WAITING or p.version > region.version for p in before):
@@ -180,10 +180,10 @@ class Pieces:
         self._waiting -= piece.phase is Phase.WAITING
         piece.phase = Phase.OVER
 
-    def missing(self, asked: KeyRange, others: Iterable[KeyRange]) -> list[KeyRange]:
-        """The wanted parts of `asked` that are neither covered by a piece nor in `others`."""
+    def missing(self, range_: KeyRange, others: Iterable[KeyRange]) -> list[KeyRange]:
+        """The wanted parts of `range_` that are neither covered by a piece nor in `others`."""
         out = []
         others = list(others)
-        for part in self.parts(asked):
+        for part in self.parts(range_):
             out += gaps(part, [*(p.range for p in self.overlapping(part)), *others])
         return out

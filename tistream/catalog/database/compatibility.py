@@ -37,14 +37,14 @@ def may_run() -> ColumnElement[bool]:
     return exists().where(_c.id == 1, _c.min_release <= bindparam("my_release"))
 
 
-def refuse_older(conn: Connection, mine: Release) -> None:
-    """ReleaseTooOld when release `mine` may not run on the catalog."""
-    _refuse(conn.execute(_ROW).one(), mine)
+def refuse_older(conn: Connection, release: Release) -> None:
+    """ReleaseTooOld when this release may not run on the catalog."""
+    _refuse(conn.execute(_ROW).one(), release)
 
 
-def admit(conn: Connection, mine: Release) -> None:
+def admit(conn: Connection, release: Release) -> None:
     """As `refuse_older`; the answer holds until the transaction ends."""
-    _refuse(conn.execute(_SHARED).one(), mine)
+    _refuse(conn.execute(_SHARED).one(), release)
 
 
 def keep_out(conn: Connection) -> None:
@@ -57,13 +57,13 @@ def demand(conn: Connection, *, by: Release, lowest: Release) -> None:
     conn.execute(_RAISE, {"by": by.number, "lowest": lowest.number})
 
 
-def _refuse(row: Row[Any, Any], mine: Release) -> None:
+def _refuse(row: Row[Any, Any], release: Release) -> None:
     migrated_by, min_release = map(Release.of_number, row)
-    if mine < min_release:
+    if release < min_release:
         raise ReleaseTooOld(
-            f"This is TiStream {mine}, and TiStream {migrated_by} has changed the catalog: only {min_release} and "
+            f"This is TiStream {release}, and TiStream {migrated_by} has changed the catalog: only {min_release} and "
             f"later may run on it. Start {min_release} or later.",
-            release=mine,
+            release=release,
             min_release=min_release,
             migrated_by=migrated_by,
         )

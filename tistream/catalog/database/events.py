@@ -178,23 +178,23 @@ def list_events(
     """Events, newest first; with `above` those after that number, oldest first, to follow them.
 
     `kind` is a full kind ("task.moved") or the part before its dot ("task")."""
-    wanted: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if below is not None:
-        wanted.append(_E.event_id < below)
+        conditions.append(_E.event_id < below)
     if above is not None:
-        wanted.append(_E.event_id > above)
+        conditions.append(_E.event_id > above)
     if kind is not None:
         if not is_name(kind, _KIND_CHARS_MAX):
             return []  # not a valid kind
         below_all = f"{kind}/"  # the character after the dot
-        wanted.append(_E.kind == kind if "." in kind else and_(_E.kind > f"{kind}.", _E.kind < below_all))
+        conditions.append(_E.kind == kind if "." in kind else and_(_E.kind > f"{kind}.", _E.kind < below_all))
     if tenant is not None:
-        wanted += [_E.cluster_id == tenant.cluster_id, _E.tenant_id == tenant.tenant_id]
+        conditions += [_E.cluster_id == tenant.cluster_id, _E.tenant_id == tenant.tenant_id]
     if subject is not None:
-        wanted.append(_E.subject == _ascii(subject))  # as it was written
+        conditions.append(_E.subject == _ascii(subject))  # as it was written
     order = _E.event_id.desc() if above is None else _E.event_id
     with catalog.reading() as conn:
-        return [_event_row(row) for row in conn.execute(select(events).where(*wanted).order_by(order).limit(limit))]
+        return [_event_row(row) for row in conn.execute(select(events).where(*conditions).order_by(order).limit(limit))]
 
 
 def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_DAYS) -> int:

@@ -77,9 +77,9 @@ def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | No
 
 def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SegmentRow] | None:
     """The segments of a base, in key order; None when it was retired."""
-    asked = {"asked_table": base.table_id, "asked_ts": base.ts}
+    parameters = {"asked_table": base.table_id, "asked_ts": base.ts}
     with catalog.reading() as conn:
-        rows = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
+        rows = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **parameters}).all()
     if not rows:
         return None
     return [segment_of_table(row) for row in rows if row.object_key is not None]

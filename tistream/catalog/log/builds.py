@@ -81,8 +81,8 @@ def may_be_published(conn: Connection, object_key: str, *, grace_ms: int) -> boo
     """Whether the writer of an object without a row lives, so that it may still publish it."""
     match key := parse(object_key):
         case CompactedKey() | BaseKey():
-            asked = {"asked_build": build_of(key), "lease_ms": max(grace_ms, BUILD_LEASE_MS)}
-            return conn.execute(_LIVES, asked).first() is not None
+            parameters = {"asked_build": build_of(key), "lease_ms": max(grace_ms, BUILD_LEASE_MS)}
+            return conn.execute(_LIVES, parameters).first() is not None
         case CommittedKey() | SnapshotKey():
             if (held := replayed_under(key)) is not None:
                 return conn.execute(_HOLDS, {"asked_task": held[0], "asked_epoch": held[1]}).first() is not None

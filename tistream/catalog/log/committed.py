@@ -174,8 +174,8 @@ def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
 
 def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
     """`_advance` of several tasks, in order of id, in two statements: each guard is checked under its lock."""
-    asked = {"asked_tasks": [a.task_id for _, a in advances]}
-    rows = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
+    parameters = {"asked_tasks": [a.task_id for _, a in advances]}
+    rows = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, parameters)}
     new = {a.task_id: a.new_durable_ts for tenant, a in advances if _is_as_seen(rows.get(a.task_id), tenant, a)}
     if new:
         durable_timestamps = case(new, value=tasks.c.task_id)

@@ -95,7 +95,7 @@ def pieces(
 ) -> list[Piece]:
     """The oldest pieces that lie entirely at or below `upto_ts`, by (lo_ts, object, task), following `after`; of the
     tenant, or only of the tasks that are given."""
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "upto_ts": min(upto_ts, INT_MAX),
         "at_most": limit,
         "after_lo": -1 if after is None else after.lo_ts,
@@ -103,7 +103,7 @@ def pieces(
         "after_task": 0 if after is None else after.task_id,
     }
     if task_ids:
-        asked["asked_tasks"] = list(task_ids)
+        parameters["asked_tasks"] = list(task_ids)
     with catalog.reading() as conn:
         return [
             Piece(
@@ -116,7 +116,7 @@ def pieces(
                 lo_ts=int(row.lo_ts),
                 hi_ts=int(row.hi_ts),
             )
-            for row in conn.execute(_PIECES_OF_TASKS if task_ids else _PIECES, {**tenant_ids(tenant), **asked})
+            for row in conn.execute(_PIECES_OF_TASKS if task_ids else _PIECES, {**tenant_ids(tenant), **parameters})
         ]
 
 
@@ -193,11 +193,11 @@ def _remove(conn: Connection, task_id: int, wanted: dict[str, int]) -> None:
     """Delete the task's pieces in these objects, which are locked. GuardFailed when one has not as many segments as it
     had."""
     for some in in_chunks(sorted(wanted)):
-        asked = {"asked_keys": some, "asked_task": task_id}
-        counted = {key: int(count) for key, count in conn.execute(_COUNT, asked)}
+        parameters = {"asked_keys": some, "asked_task": task_id}
+        counted = {key: int(count) for key, count in conn.execute(_COUNT, parameters)}
         if counted != {key: wanted[key] for key in some}:
             raise GuardFailed
-        conn.execute(_REMOVE, asked)
+        conn.execute(_REMOVE, parameters)
 
 
 def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any]:

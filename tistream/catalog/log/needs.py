@@ -93,6 +93,6 @@ def base_figures(catalog: Catalog, tenant: Tenant) -> BaseFigures:
 
 def tail_bytes(catalog: Catalog, tenant: Tenant, *, after_ts: int, upto_ts: int) -> int:
     """Stored bytes of the log that may hold changes in (`after_ts`, `upto_ts`]."""
-    asked = {**tenant_ids(tenant), "after_ts": min(after_ts, INT_MAX), "upto_ts": min(upto_ts, INT_MAX)}
+    parameters = {**tenant_ids(tenant), "after_ts": min(after_ts, INT_MAX), "upto_ts": min(upto_ts, INT_MAX)}
     with catalog.reading() as conn:
-        return int(conn.execute(_TAIL, asked).scalar() or 0)
+        return int(conn.execute(_TAIL, parameters).scalar() or 0)

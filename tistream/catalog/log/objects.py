@@ -166,10 +166,10 @@ def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> Non
     The object's row is locked first, so that of two tasks that release it at once the later one sees the last
     reference go."""
     for key in sorted(object_keys):  # in key order, against deadlocks
-        asked = {"asked_key": key}
-        conn.execute(_LOCK, asked)
-        conn.execute(_RELEASE, {**asked, "asked_task": task_id})
-        conn.execute(_SUPERSEDE, asked)
+        parameters = {"asked_key": key}
+        conn.execute(_LOCK, parameters)
+        conn.execute(_RELEASE, {**parameters, "asked_task": task_id})
+        conn.execute(_SUPERSEDE, parameters)
 
 
 def tombstone(catalog: Catalog, tenant: Tenant, object_key: str, *, grace_ms: int = 0) -> bool:

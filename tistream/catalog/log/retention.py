@@ -172,7 +172,7 @@ def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
     """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a consumer, changefeed,
     safe point or quarantine is lower, a tenant without tables has no base there any more, or the tenant was deleted."""
-    asked = tenant_ids(tenant)
+    parameters = tenant_ids(tenant)
     with catalog.transaction() as conn:
         try:
             start_ts, floor_ts = lock_tenant(conn, tenant)
@@ -180,12 +180,12 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
             return False
         if floor_ts != seen_floor or to_ts <= max(start_ts, floor_ts):
             return False
-        edge = int(conn.execute(_EDGE, asked).scalar() or 0)
+        edge = int(conn.execute(_EDGE, parameters).scalar() or 0)
         invariant(to_ts <= edge, "the floor lies at or below the watermark", floor_ts=to_ts, durable_ts=edge)
         if any(ts < to_ts for ts in _lowest(conn, tenant)) or not _can_begin(conn, tenant, to_ts):
             return False
-        conn.execute(_RAISE, {**asked, "to_ts": to_ts})
-        below = {**asked, "to_ts": to_ts}
+        conn.execute(_RAISE, {**parameters, "to_ts": to_ts})
+        below = {**parameters, "to_ts": to_ts}
         keys = set(conn.execute(_MANIFESTS, below).scalars())
         for listed, delete_segments, delete_rows in _HELD.values():
             keys.update(conn.execute(listed, below).scalars())
@@ -199,21 +199,21 @@ def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS
     """Delete segments at or below the floor, of at most `limit` objects: those that end first. The cost of a call does
     not depend on how many there are."""
     with catalog.transaction() as conn:
-        asked = {**tenant_ids(tenant), "floor_ts": int(conn.execute(_FLOOR, tenant_ids(tenant)).scalar() or 0)}
-        keys = sorted(set(conn.execute(_CANDIDATES, {**asked, "at_most": limit}).scalars()))
+        parameters = {**tenant_ids(tenant), "floor_ts": int(conn.execute(_FLOOR, tenant_ids(tenant)).scalar() or 0)}
+        keys = sorted(set(conn.execute(_CANDIDATES, {**parameters, "at_most": limit}).scalars()))
         if not keys:
             return Retired(objects=0, segments=0)
         conn.execute(_LOCK_OBJECTS, {"asked_keys": keys}).all()
-        gone = conn.execute(_RETIRE, {**asked, "asked_keys": keys}).rowcount
+        gone = conn.execute(_RETIRE, {**parameters, "asked_keys": keys}).rowcount
         _replace(conn, keys)
         return Retired(objects=len(keys), segments=gone)
 
 
 def _can_begin(conn: Connection, tenant: Tenant, ts: int) -> bool:
     """Whether the keys of a tenant without tables are known at `ts`; true of one with tables."""
-    asked = {**tenant_ids(tenant), "at_ts": ts}
-    if TenantKind(conn.execute(_KIND, asked).scalar_one()).is_keyspace:
-        return conn.execute(_BASE_OF_KEYS, asked).first() is not None
+    parameters = {**tenant_ids(tenant), "at_ts": ts}
+    if TenantKind(conn.execute(_KIND, parameters).scalar_one()).is_keyspace:
+        return conn.execute(_BASE_OF_KEYS, parameters).first() is not None
     return True
 
 

@@ -51,21 +51,21 @@ _SEGMENTS = (
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
     """Make a seed visible; False when it is already. Fenced when one of its objects was tombstoned, TenantDeleted when
     its tenant was deleted."""
-    asked = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
+    parameters = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
     try:
-        return _add(catalog, manifest, manifest_bytes, asked)
+        return _add(catalog, manifest, manifest_bytes, parameters)
     except Fenced:  # a tombstone, or another process added the same seed
         with catalog.reading() as conn:
-            if conn.execute(_KNOWN, asked).scalar() is None:
+            if conn.execute(_KNOWN, parameters).scalar() is None:
                 raise
         return False
 
 
-def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: Mapping[str, Any]) -> bool:
+def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, parameters: Mapping[str, Any]) -> bool:
     tenant = manifest.tenant
     key = str(manifest_key(tenant, manifest.ts, manifest.table_id))
     with catalog.transaction() as conn:
-        if conn.execute(_KNOWN, asked).scalar() is not None:
+        if conn.execute(_KNOWN, parameters).scalar() is not None:
             return False
         lock_tenant(conn, tenant)  # refuses a deleted tenant
         insert_live(conn, tenant, key, ObjectKind.SEED, manifest_bytes)
@@ -100,9 +100,9 @@ def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
 
 def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SegmentRow] | None:
     """The segments of a physical table in a seed, in key order; empty without rows, None when the seed was deleted."""
-    asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
+    parameters = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
-        rows = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
+        rows = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **parameters}).all()
     if not rows:
         return None
     return [segment_of_table(row) for row in rows if row.object_key is not None]

@@ -88,19 +88,19 @@ def switch_snapshot(catalog: Catalog, task_id: int, epoch: int, new: NewSnapshot
 def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> bool:
     """`switch_snapshot` as a part of a larger transaction, which must be rolled back when this is False."""
     invariant(new.key in new.objects, "a snapshot without its object", task_id=task_id, snapshot_key=new.key)
-    mine = {"asked_task": task_id}
+    parameters = {"asked_task": task_id}
     lowest, highest = (0, new.n - 1) if new.seen_n is None else (new.seen_n, new.seen_n)
     seen = {"my_epoch": epoch, "new_n": new.n, "lowest_n": lowest, "highest_n": highest}
     pointer = {"snapshot_key": new.key, "snapshot_no": new.n}
-    if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
+    if conn.execute(_switching(), {**parameters, **seen, **pointer}).rowcount != 1:
         return False
-    referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # under the lock of the update
+    referred = frozenset(conn.execute(_OBJECTS, parameters).scalars())  # under the lock of the update
     if not referred.issuperset(new.keeps):
         return False
     _check_positions(task_id, positions_in(conn, task_id), new.positions)
     drop_positions(conn, task_id)
     add_positions(conn, task_id, new.positions)
-    tenant = tenant_of(conn.execute(_TENANT, mine).one())
+    tenant = tenant_of(conn.execute(_TENANT, parameters).one())
     for key, size in new.objects.items():
         insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
     conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in new.objects])

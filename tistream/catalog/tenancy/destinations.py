@@ -66,7 +66,7 @@ def claim(
     conn: Connection,
     tenant: Tenant,
     changefeed_id: str,
-    wanted: Wanted | None,
+    claimed: Wanted | None,
     refusal: Callable[[Tenant, str], TiStreamError],
     *,
     take: bool = True,
@@ -74,22 +74,27 @@ def claim(
     """Make the changefeed the owner; it releases the destination that it had. `refusal`: the error for one that another
     changefeed (tenant, name) owns. None is an unknown destination: nothing is claimed. Without `take` it is only
     refused or not."""
-    if wanted is None:
+    if claimed is None:
         return Claimed()
     next_numbers(conn, "lane", 0)  # its row is the lock
-    owned = [row for row in _overlapping(conn, wanted) if not row.released_ms]
+    owned = [row for row in _overlapping(conn, claimed) if not row.released_ms]
     for row in owned:
         if (tenant_of(row), row.changefeed_id) != (tenant, changefeed_id):
             raise refusal(tenant_of(row), row.changefeed_id)
-    if not take or any(row.location == wanted.location for row in owned):
+    if not take or any(row.location == claimed.location for row in owned):
         return Claimed()
     release(conn, tenant, changefeed_id)
-    overlapping = _overlapping(conn, wanted)
+    overlapping = _overlapping(conn, claimed)
     owner = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "changefeed_id": changefeed_id}
-    former = next((row for row in overlapping if row.location == wanted.location), None)
+    former = next((row for row in overlapping if row.location == claimed.location), None)
     if former is None:
         (destination_id,) = next_numbers(conn, "lane", 1)
-        fresh = {"destination_id": destination_id, "root_hash": wanted.root_hash, "location": wanted.location, **owner}
+        fresh = {
+            "destination_id": destination_id,
+            "root_hash": claimed.root_hash,
+            "location": claimed.location,
+            **owner,
+        }
         conn.execute(destinations.insert(), {**fresh, "epoch": 0, "attempted_ts": 0, "released_ms": 0})
     else:
         attempted_ts = former.attempted_ts if tenant_of(former) == tenant else 0  # of another tenant it means nothing
@@ -120,6 +125,6 @@ def repeats(above: int, upto: int) -> dict[str, str]:
     return {"repeats_above": str(above), "repeats_upto": str(upto)} if upto > above else {}
 
 
-def _overlapping(conn: Connection, wanted: Wanted) -> list[Any]:
+def _overlapping(conn: Connection, claimed: Wanted) -> list[Any]:
     """The rows of all destinations that have something in common with it."""
-    return [row for row in conn.execute(_OF_ROOT, {"asked_root": wanted.root_hash}) if wanted.overlaps(row.location)]
+    return [row for row in conn.execute(_OF_ROOT, {"asked_root": claimed.root_hash}) if claimed.overlaps(row.location)]

@@ -149,8 +149,8 @@ def rotate_key(
     or is not valid. Of racing callers one wins."""
     with catalog.transaction() as conn:
         old, maker_ends_ms = _one(conn, key_id), _maker_ends_ms(conn, created_by)  # before it may be the one replaced
-        asked = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
-        if conn.execute(_REPLACE, asked).rowcount != 1:
+        parameters = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
+        if conn.execute(_REPLACE, parameters).rowcount != 1:
             raise Fenced(f"key {key_id} has been rotated, has expired or was revoked", key_id=key_id)
         ttl_ms = old.expires_ms - old.created_ms if old.expires_ms else 0
         _insert(

@@ -55,7 +55,7 @@ def switched_on(catalog: Catalog) -> frozenset[str]:
         return frozenset(conn.execute(_NAMES).scalars())
 
 
-def switch_on(catalog: Catalog, wanted: Sequence[Feature], *, leader_epoch: int) -> frozenset[str]:
+def switch_on(catalog: Catalog, features: Sequence[Feature], *, leader_epoch: int) -> frozenset[str]:
     """Switch on those of the wanted features that every living process has; the names of all that are on. Fenced when
     another leader was elected."""
     with catalog.transaction() as conn:
@@ -64,7 +64,7 @@ def switch_on(catalog: Catalog, wanted: Sequence[Feature], *, leader_epoch: int)
         keep_out(conn)  # before the workers are read: who registers meanwhile waits, and is judged by the new row
         on = set(conn.execute(_NAMES).scalars())
         oldest = conn.execute(_OLDEST).scalar()
-        new = [f for f in wanted if f.name not in on and (oldest is None or oldest >= f.since.number)]
+        new = [f for f in features if f.name not in on and (oldest is None or oldest >= f.since.number)]
         for feature in new:
             conn.execute(_SWITCH_ON, {"feature": feature.name, "since": feature.since.number})
             demand(conn, by=catalog.release, lowest=feature.since)

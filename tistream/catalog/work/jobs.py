@@ -115,16 +115,16 @@ _END: dict[str, Any] = {"open_key": None, "ended_ms": now_ms()}
 _FAIL = jobs.update().where(_SEEN).values(state=JobState.FAILED, epoch=_j.epoch + 1, **_END)
 
 
-def enqueue(catalog: Catalog, wanted: Sequence[NewJob], *, leader_epoch: int) -> list[int]:
+def enqueue(catalog: Catalog, new_jobs: Sequence[NewJob], *, leader_epoch: int) -> list[int]:
     """Add the jobs that are not open yet; the ids of those added. None is added when `leader_epoch` is not the
     leader's."""
-    if not wanted:
+    if not new_jobs:
         return []
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return []
-        numbers = next_numbers(conn, "job", len(wanted))
-        for number, job in zip(numbers, wanted, strict=True):
+        numbers = next_numbers(conn, "job", len(new_jobs))
+        for number, job in zip(numbers, new_jobs, strict=True):
             ensure_row(conn, jobs, timed="created_ms", **_values(number, job))
         added = select(_j.job_id).where(_j.job_id.in_(list(numbers))).order_by(_j.job_id)
         return [int(number) for number in conn.execute(added).scalars()]
@@ -177,8 +177,8 @@ def lease(
 def renew(catalog: Catalog, job: JobRow, *, done: int = 0, total: int = 0) -> None:
     """Renew the lease, and record the progress. Fenced when the job is no longer this lease's."""
     with catalog.transaction() as conn:
-        mine = {"asked_job": job.job_id, "my_epoch": job.epoch, "done": done, "total": total}
-        if conn.execute(_RENEW, mine).rowcount != 1:
+        parameters = {"asked_job": job.job_id, "my_epoch": job.epoch, "done": done, "total": total}
+        if conn.execute(_RENEW, parameters).rowcount != 1:
             raise _fenced(job)
 
 
@@ -286,12 +286,12 @@ def _leave(
     catalog: Catalog, job: JobRow, values: dict[str, Any], note: Callable[[Connection], None] = lambda conn: None
 ) -> None:
     """End a lease, once. A repeat after a lost reply finds that this epoch runs nothing, and returns."""
-    mine = {"asked_job": job.job_id, "my_epoch": job.epoch}
+    parameters = {"asked_job": job.job_id, "my_epoch": job.epoch}
     leaving = jobs.update().where(_HELD).values(**values)
 
     def leave() -> bool:
         with catalog.transaction() as conn:
-            if conn.execute(leaving, mine).rowcount != 1:
+            if conn.execute(leaving, parameters).rowcount != 1:
                 return False
             note(conn)
             return True

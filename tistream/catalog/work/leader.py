@@ -74,10 +74,10 @@ def acquire_leadership(catalog: Catalog, me: str, *, starts: bool = False) -> in
     not led yet) and the row names `me`.
     """
     invariant(bool(me), "a leader has a name")
-    mine = {"me": me, "my_release": catalog.release.number}
+    parameters = {"me": me, "my_release": catalog.release.number}
     with catalog.transaction() as conn:
-        taken = starts and conn.execute(_REPLACE, mine).rowcount
-        if not taken and not conn.execute(_TAKE, {**mine, "lease_ms": LEADER_LEASE_MS}).rowcount:
+        taken = starts and conn.execute(_REPLACE, parameters).rowcount
+        if not taken and not conn.execute(_TAKE, {**parameters, "lease_ms": LEADER_LEASE_MS}).rowcount:
             return None
         epoch = int(conn.execute(_EPOCH).scalar_one())
         record_event(conn, EventKind.OWNER_ELECTED, me, epoch=epoch)
@@ -87,9 +87,9 @@ def acquire_leadership(catalog: Catalog, me: str, *, starts: bool = False) -> in
 def renew_leadership(catalog: Catalog, me: str, epoch: int) -> None:
     """Renew the lease. Fenced when another leader was elected, ReleaseTooOld when the catalog has been changed to what
     this release cannot read."""
-    mine = {"me": me, "my_epoch": epoch, "my_release": catalog.release.number}
+    parameters = {"me": me, "my_epoch": epoch, "my_release": catalog.release.number}
     with catalog.transaction() as conn:
-        if conn.execute(_RENEW, mine).rowcount != 1:
+        if conn.execute(_RENEW, parameters).rowcount != 1:
             refuse_older(conn, catalog.release)
             raise Fenced("another meta server was elected leader", leader=me, epoch=epoch)
 

@@ -42,15 +42,15 @@ def page_tasks(
     """The next `limit` tasks by id, optionally of one tenant, of one owner, or only stopped ones."""
     if owner is not None and not is_name(owner, WORKER_NAME_MAX):
         return []  # not a valid worker name
-    wanted: list[ColumnElement[bool]] = [tasks.c.task_id > after_id]
+    conditions: list[ColumnElement[bool]] = [tasks.c.task_id > after_id]
     if tenant is not None:
-        wanted.append(of_tenant(tasks, tenant))
+        conditions.append(of_tenant(tasks, tenant))
     if owner is not None:
-        wanted.append(tasks.c.owner == owner)
+        conditions.append(tasks.c.owner == owner)
     if stopped:
-        wanted.append(tasks.c.error.is_not(None))
+        conditions.append(tasks.c.error.is_not(None))
     with catalog.reading() as conn:
-        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        rows = conn.execute(select(tasks).where(*conditions).order_by(tasks.c.task_id).limit(limit))
         return [task_row(row) for row in rows]
 
 
@@ -58,13 +58,13 @@ def page_ranges(
     catalog: Catalog, tenant: Tenant, *, limit: int, after: tuple[bytes, int] | None = None
 ) -> list[TaskRow]:
     """The next `limit` tasks of a tenant in key order; `after` is (start_key, task_id) of the last one seen."""
-    wanted = [of_tenant(tasks, tenant)]
+    conditions = [of_tenant(tasks, tenant)]
     if after is not None:
         key, task_id = after
         same = and_(tasks.c.start_key == key, tasks.c.task_id > task_id)
-        wanted.append(or_(tasks.c.start_key > key, same))
+        conditions.append(or_(tasks.c.start_key > key, same))
     with catalog.reading() as conn:
-        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
+        rows = conn.execute(select(tasks).where(*conditions).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
         return [task_row(row) for row in rows]
 
 
@@ -135,9 +135,9 @@ def idle_tasks(
         tenants.c.state.in_(resting),
     )
     unowned = and_(tasks.c.owner.is_(None), ~rests)
-    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), unowned)]
+    conditions: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), unowned)]
     if tenant is not None:
-        wanted.append(of_tenant(tasks, tenant))
+        conditions.append(of_tenant(tasks, tenant))
     with catalog.reading() as conn:
-        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        rows = conn.execute(select(tasks).where(*conditions).order_by(tasks.c.task_id).limit(limit))
         return [task_row(row) for row in rows]

@@ -148,16 +148,17 @@ def reject_store(catalog: Catalog, tenant: Tenant, store_id: int, *, actor: str 
 
     The rows stay named in the record. What of them had a place at or below what was served is missing in the log, or
     never was in the upstream: the operator has decided that."""
-    asked = {**tenant_ids(tenant), "asked_store": store_id}
+    parameters = {**tenant_ids(tenant), "asked_store": store_id}
     with catalog.transaction() as conn:
         lock_tenant(conn, tenant)
         held = [
-            _row_of(row) for row in conn.execute(select(quarantines).where(_OPEN_OF_STORE).with_for_update(), asked)
+            _row_of(row)
+            for row in conn.execute(select(quarantines).where(_OPEN_OF_STORE).with_for_update(), parameters)
         ]
         if not held:
             raise NotFound(f"Store {store_id} of tenant {tenant} is not quarantined.", store=store_id)
         decided = {"state": QuarantineState.REJECTED, "decided_ms": now_ms(), "decided_by": actor[:128]}
-        conn.execute(quarantines.update().where(_OPEN_OF_STORE).values(**decided), asked)
+        conn.execute(quarantines.update().where(_OPEN_OF_STORE).values(**decided), parameters)
         newest = issue_in(conn, tenant, store_id, above=max(row.incarnation for row in held))
         record_event(
             conn, EventKind.STORE_REJECTED, store_id, tenant=tenant, actor=actor, newest_incarnation=newest,

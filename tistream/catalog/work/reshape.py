@@ -212,9 +212,9 @@ def _locked(conn: Connection, *task_ids: int) -> list[TaskRow]:
     """The rows in the given order, locked until the transaction ends. Locks are taken by id, as flushes do."""
     rows: dict[int, TaskRow] = {}
     for task_id in sorted(task_ids):
-        asked = {"asked_task": task_id}
-        conn.execute(_LOCK, asked)  # changes nothing
-        row = conn.execute(_ROW, asked).first()
+        parameters = {"asked_task": task_id}
+        conn.execute(_LOCK, parameters)  # changes nothing
+        row = conn.execute(_ROW, parameters).first()
         if row is None:
             raise NotFound(f"task {task_id} not found", task_id=task_id)
         rows[task_id] = task_row(row)
@@ -282,10 +282,10 @@ def _add_state(conn: Connection, task_id: int, positions: Positions, refers: fro
 
 def _drop(conn: Connection, task_id: int, refers: frozenset[str]) -> None:
     """Delete the task, and supersede objects without a reference."""
-    asked = {"asked_task": task_id}
+    parameters = {"asked_task": task_id}
     drop_positions(conn, task_id)
     release(conn, task_id, refers)
-    conn.execute(_DROP_TASK, asked)
+    conn.execute(_DROP_TASK, parameters)
 
 
 def _withdraw(conn: Connection, row: TaskRow) -> None:

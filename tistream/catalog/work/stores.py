@@ -227,12 +227,12 @@ def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, l
     `leader_epoch` is not the leader's. Locked rows are skipped: see `assign_tasks`."""
     if not assignments:
         return 0
-    wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
+    assignment_of = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        rows = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
-        given = [a for *ids, epoch in rows if (a := wanted[tuple(ids)]).seen_epoch == epoch]
+        rows = conn.execute(_FREE, {"asked_stores": sorted(assignment_of)})
+        given = [a for *ids, epoch in rows if (a := assignment_of[tuple(ids)]).seen_epoch == epoch]
         by_worker: dict[str, list[tuple[int, int, int]]] = {}
         for a in given:
             by_worker.setdefault(a.worker_id, []).append((a.tenant.cluster_id, a.tenant.tenant_id, a.store_id))
@@ -264,10 +264,10 @@ def set_reclaimed(
         of_store = _store(tenant, store_id)
         if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
             return False
-        mine = {**of_store, "asked_incarnation": incarnation}
-        known = conn.execute(_RECLAIMED_OF_INCARNATION, mine).scalar()
+        parameters = {**of_store, "asked_incarnation": incarnation}
+        known = conn.execute(_RECLAIMED_OF_INCARNATION, parameters).scalar()
         if known is not None and known < seq:
-            conn.execute(_RECLAIM, {**mine, "reclaimed_seq": seq})
+            conn.execute(_RECLAIM, {**parameters, "reclaimed_seq": seq})
         return known is not None
 
 
@@ -288,9 +288,9 @@ def _store(tenant: Tenant, store_id: int) -> dict[str, Any]:
     return {**tenant_ids(tenant), "asked_store": store_id}
 
 
-def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[StoreRow]:
+def _read(catalog: Catalog, query: Select[Any], parameters: dict[str, Any]) -> list[StoreRow]:
     with catalog.reading() as conn:
-        return [_store_row(row) for row in conn.execute(query, asked)]
+        return [_store_row(row) for row in conn.execute(query, parameters)]
 
 
 def _store_row(row: Any) -> StoreRow:

@@ -41,9 +41,9 @@ _END_OF = select(_LOWEST).where(of_asked_tenant(stores))
 
 def end_stream(catalog: Catalog, tenant: Tenant, store_id: int, incarnation: int, end_ts: int) -> bool:
     """Record that this store has no change above `end_ts`. False when the incarnation is not its newest."""
-    asked = {**tenant_ids(tenant), "asked_store": store_id, "asked_incarnation": incarnation}
+    parameters = {**tenant_ids(tenant), "asked_store": store_id, "asked_incarnation": incarnation}
     with catalog.transaction() as conn:
-        return conn.execute(_END, {**asked, "end_ts": end_ts}).rowcount == 1
+        return conn.execute(_END, {**parameters, "end_ts": end_ts}).rowcount == 1
 
 
 def stream_end(catalog: Catalog, tenant: Tenant) -> int | None:

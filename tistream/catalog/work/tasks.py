@@ -109,8 +109,8 @@ def owned_stamp(catalog: Catalog, worker_id: str, incarnation: int) -> tuple[int
     """Changes when `tasks_owned_by` returns other tasks, epochs, errors or merges; not with their progress. Collisions
     are very unlikely, not impossible: callers also reread periodically."""
     with catalog.reading() as conn:
-        asked = {"asked_worker": worker_id, "asked_incarnation": incarnation}
-        return tuple(int(number or 0) for number in conn.execute(_OWNED_STAMP, asked).one())
+        parameters = {"asked_worker": worker_id, "asked_incarnation": incarnation}
+        return tuple(int(number or 0) for number in conn.execute(_OWNED_STAMP, parameters).one())
 
 
 def count_tasks_of(catalog: Catalog, worker_id: str) -> int:
@@ -170,12 +170,12 @@ def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_
     statements does not depend on the number of tasks."""
     if not assignments:
         return 0
-    wanted = {a.task_id: a for a in assignments}
+    assignment_of = {a.task_id: a for a in assignments}
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        rows = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
-        given = [wanted[task_id] for task_id, epoch in rows if wanted[task_id].seen_epoch == epoch]
+        rows = conn.execute(_FREE, {"asked_tasks": sorted(assignment_of)})
+        given = [assignment_of[task_id] for task_id, epoch in rows if assignment_of[task_id].seen_epoch == epoch]
         if given:
             conn.execute(_assigning(given))
             assigned = [(a.task_id, a.tenant, a.worker_id) for a in given]
@@ -268,9 +268,9 @@ def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
         return changed.rowcount == 1
 
 
-def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[TaskRow]:
+def _read(catalog: Catalog, query: Select[Any], parameters: dict[str, Any]) -> list[TaskRow]:
     with catalog.reading() as conn:
-        return [task_row(row) for row in conn.execute(query, asked)]
+        return [task_row(row) for row in conn.execute(query, parameters)]
 
 
 def task_row(row: Any) -> TaskRow:

@@ -175,9 +175,9 @@ def tenant_of(item: Mapping[str, Any]) -> TenantState:
     )
 
 
-def check_arguments(asked: ChangeOptions) -> None:
+def check_arguments(options: ChangeOptions) -> None:
     """TypeError for an unknown argument of a pull."""
-    if unknown := asked.keys() - ChangeOptions.__annotations__.keys():
+    if unknown := options.keys() - ChangeOptions.__annotations__.keys():
         raise TypeError(f"unexpected arguments of a pull: {', '.join(sorted(unknown))}")
 
 

@@ -112,7 +112,7 @@ def context(region: Region, api: ApiVersion, keyspace_id: int | None) -> wire.Co
     )
 
 
-def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
+def read_scan(answer: bytes, range_: KeyRange) -> Page | RegionFault:
     body = parse(wire.ScanResponse, answer)
     keys: list[bytes] = []
     error: wire.KeyError | None = None
@@ -120,7 +120,7 @@ def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
         if pair.HasField("error"):
             error = error or pair.error
         elif error is None:
-            if pair.key not in asked or (keys and pair.key <= keys[-1]):
+            if pair.key not in range_ or (keys and pair.key <= keys[-1]):
                 raise CorruptObject("a scan returned a key that was not requested, or is out of order", key=pair.key)
             keys.append(pair.key)
     if body.HasField("region_error"):

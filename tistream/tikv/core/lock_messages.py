@@ -75,9 +75,9 @@ def read_answer(kind: type[A], answer: bytes) -> A | RegionFault:
     return body
 
 
-def held_lock(lock: wire.LockInfo, asked: KeyRange | None = None) -> HeldLock:
-    """A lock of an answer. CorruptObject when it is incomplete, or lies outside of what was `asked`."""
-    if (asked is not None and lock.key not in asked) or not lock.lock_version or not lock.primary_lock:
+def held_lock(lock: wire.LockInfo, range_: KeyRange | None = None) -> HeldLock:
+    """A lock of an answer. CorruptObject when it is incomplete, or its key is outside of `range_`."""
+    if (range_ is not None and lock.key not in range_) or not lock.lock_version or not lock.primary_lock:
         raise CorruptObject("a store listed a lock that was not requested, or is incomplete", key=lock.key)
     return HeldLock(
         key=lock.key,

@@ -205,7 +205,7 @@ def read_answer(kind: type[M], answer: bytes) -> M | wire.RegionError:
     return body  # type: ignore[no-any-return]
 
 
-def read_scan(answer: bytes, asked: KeyRange) -> list[wire.KvPair] | wire.RegionError:
+def read_scan(answer: bytes, range_: KeyRange) -> list[wire.KvPair] | wire.RegionError:
     """Pairs of a RawScan, in key order; a store puts its refusal into the first of them."""
     body = parse(wire.RawScanResponse, answer)
     if body.HasField("region_error"):
@@ -214,7 +214,7 @@ def read_scan(answer: bytes, asked: KeyRange) -> list[wire.KvPair] | wire.Region
     for pair in body.kvs:
         if pair.HasField("error"):
             raise RawRefused((pair.error.abort or pair.error.retryable).decode(errors="replace") or "for no reason")
-        if pair.key not in asked or (before is not None and pair.key <= before):
+        if pair.key not in range_ or (before is not None and pair.key <= before):
             raise CorruptObject("a scan returned a key that was not requested, or is out of order", key=pair.key)
         before = pair.key
     return list(body.kvs)

@@ -58,8 +58,8 @@ class RegionMap:
         at = self._by_start.bisect_right(key) - 1
         if at < 0:
             return None
-        known: CachedRegion = self._by_start.peekitem(at)[1]
-        return known if key in known.range else None
+        cached: CachedRegion = self._by_start.peekitem(at)[1]
+        return cached if key in cached.range else None
 
     def add(self, regions: Iterable[Region]) -> None:
         """Regions as PD or a store names them; those without a leader cannot be asked and are left out."""
@@ -70,9 +70,9 @@ class RegionMap:
     def drop(self, region: Region) -> None:
         """Forget a region, unless it is known better by now."""
         part = self._range_of(region)
-        known = None if part is None else self._by_start.get(part.start)
-        if known is not None and known.region == region:
-            del self._by_start[known.range.start]
+        cached = None if part is None else self._by_start.get(part.start)
+        if cached is not None and cached.region == region:
+            del self._by_start[cached.range.start]
 
     def learn(self, asked: Region, error: wire.RegionError) -> bool:
         """A store's reason not to serve `asked`. Whether another place is known now, to be asked at once."""
@@ -103,11 +103,11 @@ class RegionMap:
     def _overlapping(self, part: KeyRange) -> Iterable[CachedRegion]:
         first = max(self._by_start.bisect_right(part.start) - 1, 0)
         for start in self._by_start.islice(first):
-            known: CachedRegion = self._by_start[start]
+            cached: CachedRegion = self._by_start[start]
             if part.end and start >= part.end:
                 return
-            if known.range.intersect(part) is not None:
-                yield known
+            if cached.range.intersect(part) is not None:
+                yield cached
 
 
 def _is_newer(region: Region, asked: Region) -> bool:
@@ -115,12 +115,12 @@ def _is_newer(region: Region, asked: Region) -> bool:
     return region.id != asked.id or (region.version, region.conf_ver) > (asked.version, asked.conf_ver)
 
 
-def _region(meta: wire.MetaRegion, asked: Region) -> Region | None:
+def _region(meta: wire.MetaRegion, region: Region) -> Region | None:
     """A region as a store lists it, without a leader: it is led where the one it comes from was, or by any peer."""
     peers = {peer.store_id: peer.id for peer in meta.peers}
     if not meta.id or not peers:
         return None
-    store_id = asked.leader_store_id if asked.leader_store_id in peers else next(iter(peers))
+    store_id = region.leader_store_id if region.leader_store_id in peers else next(iter(peers))
     return Region(
         id=meta.id,
         conf_ver=meta.region_epoch.conf_ver,

@@ -160,16 +160,16 @@ class ConsumerGroup:
         invariant(holders <= self.members.keys(), "members hold partitions", holders=holders)
 
     def _pulled(self, event: Pulled) -> None:
-        known = self.members.get(event.member)
-        if event.session is not None and known is not None and event.session != known.session:
-            raise _superseded(event.member, known.session)
+        member = self.members.get(event.member)
+        if event.session is not None and member is not None and event.session != member.session:
+            raise _superseded(event.member, member.session)
         for other in list(self.members.values()):
             if other.name != event.member and self._expired(other, event.now_ms):
                 self._drop(other.name)
-        if known is None and len(self.members) >= CONSUMER_MEMBERS_MAX:
+        if member is None and len(self.members) >= CONSUMER_MEMBERS_MAX:
             raise StateForbids(f"The consumer has {CONSUMER_MEMBERS_MAX} members.", members=CONSUMER_MEMBERS_MAX)
-        started = known is None or event.session is None
-        session = self._next() if known is None or event.session is None else known.session
+        started = member is None or event.session is None
+        session = self._next() if member is None or event.session is None else member.session
         self._put_member(Member(name=event.member, session=session, expires_ms=event.now_ms + event.lease_ms))
         if started:
             for held in self.held_by(event.member):
@@ -209,11 +209,11 @@ class ConsumerGroup:
             self._put(reached)
 
     def _left(self, event: Left) -> None:
-        known = self.members.get(event.member)
-        if known is not None and known.session != event.session:
-            raise _superseded(event.member, known.session)
-        if known is not None:
-            self._drop(known.name)
+        member = self.members.get(event.member)
+        if member is not None and member.session != event.session:
+            raise _superseded(event.member, member.session)
+        if member is not None:
+            self._drop(member.name)
 
     def _reset(self, event: Reset) -> None:
         for name in list(self.members):
