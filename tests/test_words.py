@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.checkout import files_of
+
 ROOT = Path(__file__).parents[1]
 SUFFIXES = (".py", ".md", ".html", ".js", ".css", ".sql", ".yaml", ".yml", ".toml", ".tf", ".svg")
 #: other texts, or the texts of others
 EXCLUDED = ("tests/", "simulator/recording/", "apiserver/console/static/vendor/")
-
-BUILT = ("build/", "dist/", "artefacts/")
 
 #: name of something in the code -> what it is called now
 IDENTIFIERS = {
@@ -94,10 +94,8 @@ SCREENS = {
 @cache
 def texts() -> dict[str, str]:
     """By path: the product, its documentation and its templates."""
-    paths = (path for path in ROOT.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    names = (path.relative_to(ROOT).as_posix() for path in paths)
-    named = (n for n in names if not n.startswith((*EXCLUDED, *BUILT)) and not any(p[0] == "." for p in n.split("/")))
-    return {name: (ROOT / name).read_text("utf-8") for name in named}
+    names = (path.relative_to(ROOT).as_posix() for path in files_of(ROOT) if path.suffix in SUFFIXES)
+    return {name: (ROOT / name).read_text("utf-8") for name in names if not name.startswith(EXCLUDED)}
 
 
 def found(pattern: re.Pattern[str], under: str = "") -> list[str]:
