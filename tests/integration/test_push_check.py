@@ -70,7 +70,7 @@ def catalog(catalog: Catalog) -> Catalog:
 def control_plane(
     catalog: Catalog, store_url: str, store: ObjectStore, issuer: CredentialIssuer | None = None
 ) -> Iterator[str]:
-    """The address of one that names the bucket `told` and looks into `store` itself."""
+    """The address of a control plane that names the bucket `store_url` and looks into `store` itself."""
     http = HttpServer(control_app(catalog, store_url, store=store, issuer=issuer), "127.0.0.1", 0)
     http.start()
     try:

@@ -71,8 +71,8 @@ class Answers:
             return 400, "text/plain", EVIL.encode()
         if self._texts is Texts.PROBLEM:
             return 400, "application/problem+json", json.dumps(_problem()).encode()
-        for allowed, pattern, operation in self._routes:
-            if allowed == method and pattern.fullmatch(path):
+        for of_route, pattern, operation in self._routes:
+            if of_route == method and pattern.fullmatch(path):
                 return self._answer(operation, query)
         return 404, "application/problem+json", json.dumps(_problem()).encode()
 
