@@ -146,9 +146,9 @@ class PartitionWorld:
         """Those that readers see, oldest first."""
         return self.workload.schema_versions
 
-    def tables_at(self, ts: int, *, told: bool = False) -> dict[Name, Rows]:
-        """What SELECT shows of every table, as of `ts`. `told`: under the names that the events up to there leave."""
-        version = self._told_at(ts) if told else self.workload.version_at(ts)
+    def tables_at(self, ts: int, *, by_event: bool = False) -> dict[Name, Rows]:
+        """What SELECT shows of every table as of `ts`; `by_event`: with the names that the events up to there leave."""
+        version = self._told_at(ts) if by_event else self.workload.version_at(ts)
         return {
             version.name_of(entry): {
                 handle: note for physical_id in readable(entry[1]) for handle, note in self._rows_of(physical_id, ts)
@@ -191,9 +191,9 @@ class PartitionWorld:
         done = [version.job for version in self.versions if version.last and version.job is not None]
         return [job for job in done if self.switch_of(job).commit_ts > self.start_ts]
 
-    def check(self, ts: int, tables: Mapping[Name, Rows], *, whole: bool = False, told: bool = False) -> None:
+    def check(self, ts: int, tables: Mapping[Name, Rows], *, whole: bool = False, by_event: bool = False) -> None:
         """AssertionError unless these are tables as of `ts`, or all of them."""
-        shown = {name: rows for name, rows in self.tables_at(ts, told=told).items() if whole or name in tables}
+        shown = {name: rows for name, rows in self.tables_at(ts, by_event=by_event).items() if whole or name in tables}
         if tables == shown:
             return
         said = [f"as of {ts} (log from {self.start_ts}):"]
@@ -227,9 +227,9 @@ class PartitionWorld:
         version = self.workload.version_at(ts)
         return [version.name_of(entry) for i, entry in version.tables.items() if i in of_job]
 
-    def columns_at(self, ts: int, *, told: bool = False) -> dict[Name, list[str]]:
-        """The columns of every table as of `ts`. `told`: as in `tables_at`."""
-        version = self._told_at(ts) if told else self.workload.version_at(ts)
+    def columns_at(self, ts: int, *, by_event: bool = False) -> dict[Name, list[str]]:
+        """The columns of every table as of `ts`. `by_event`: as in `tables_at`."""
+        version = self._told_at(ts) if by_event else self.workload.version_at(ts)
         return {version.name_of(entry): [c["name"]["O"] for c in entry[1]["cols"]] for entry in version.tables.values()}
 
     @cached_property

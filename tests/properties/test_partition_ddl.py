@@ -104,7 +104,7 @@ def check_replay(served: Served) -> None:
     for moment in world.moments:
         while events and int(events[0]["commit_ts"]) <= moment:
             replica.apply(events.popleft())
-        world.check(moment, replica.rows, whole=True, told=True)
+        world.check(moment, replica.rows, whole=True, by_event=True)
     assert not events
 
 
@@ -132,10 +132,10 @@ def check_continued(served: Served, moments: list[int]) -> None:
     """What changes continue from has the names and columns with which they begin."""
     world = served.world
     for moment in moments:
-        assert served.columns_at(moment, continued=True) == world.columns_at(moment, told=True)
-        names = list(world.tables_at(moment, told=True))
+        assert served.columns_at(moment, continued=True) == world.columns_at(moment, by_event=True)
+        names = list(world.tables_at(moment, by_event=True))
         tables = {name: served.rows_of(name, moment, continued=True) for name in names}
-        world.check(moment, tables, whole=True, told=True)
+        world.check(moment, tables, whole=True, by_event=True)
 
 
 def check_delivered(served: Served) -> None:
@@ -177,12 +177,12 @@ def test_a_snapshot_and_its_changes_have_names_that_fit(served: Served) -> None:
     world = served.world
     moment = [world.start_ts + 1, *early_versions(world)][-1]
     events = served.pulled(snapshot=True, as_of=moment)
-    count = sum(map(len, world.tables_at(moment, told=True).values()))
-    rows: dict[Name, Rows] = {name: {} for name in world.tables_at(moment, told=True)}
+    count = sum(map(len, world.tables_at(moment, by_event=True).values()))
+    rows: dict[Name, Rows] = {name: {} for name in world.tables_at(moment, by_event=True)}
     for event in events[:count]:
         assert event["type"] == "insert"
         rows[event["database"], event["table"]][int(event["columns"]["id"])] = event["columns"]["note"]
-    world.check(moment, rows, whole=True, told=True)
+    world.check(moment, rows, whole=True, by_event=True)
     assert events[count:] == [event for event in served.followed if int(event["commit_ts"]) > moment]
 
 
