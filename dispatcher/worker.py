@@ -81,7 +81,6 @@ class DispatcherWorker:
         """`address`: where sorters of other processes reach it (`grpc://host:port`); empty = nowhere. `skew_max_ms`:
         how far timestamps in files may be ahead of the database's clock."""
         self.name = self.worker_id = worker_id
-        self.address = address
         self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
         self._owners = TaskOwners(catalog)
         self._time = ServiceTime(clock, skew_max_ms)
@@ -128,6 +127,15 @@ class DispatcherWorker:
         for pool in (self._reclaims, self._deletes, self._reads):
             pool.close()
         self._heartbeat.retire()
+
+    @property
+    def address(self) -> str:
+        """Where sorters of other processes reach it. A server that chooses its port sets it before the start."""
+        return self._heartbeat.address
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._heartbeat.address = address
 
     @property
     def kind(self) -> WorkerKind:

@@ -29,7 +29,8 @@ class Heartbeat(Repeating):
     ) -> None:
         """`step` of the thread, which calls `beat`; by default it does nothing else."""
         super().__init__(f"{worker_id}/heartbeat", step or self.beat, interval_s=HEARTBEAT_MS / 1000, clock=clock)
-        self._catalog, self._worker_id, self._kind, self._address = catalog, worker_id, kind, address
+        self._catalog, self._worker_id, self._kind = catalog, worker_id, kind
+        self.address = address  #: where others reach the process, when it registers
         self._registering = threading.Lock()
         self._sent_report: WorkerReport | None = None
         self.incarnation = 0  #: of this process; 0 = not registered yet
@@ -38,7 +39,7 @@ class Heartbeat(Repeating):
         """The incarnation; the first call registers it."""
         with self._registering:
             if not self.incarnation:
-                self.incarnation = register_worker(self._catalog, self._worker_id, self._kind, self._address)
+                self.incarnation = register_worker(self._catalog, self._worker_id, self._kind, self.address)
             return self.incarnation
 
     def beat(self, report: WorkerReport | None = None) -> bool:
