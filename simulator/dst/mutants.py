@@ -7,6 +7,8 @@ docs/correctness.md.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import inspect
 import re
 import sys
@@ -16,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import resolve_name
+from types import CodeType
 from typing import Any
 
 
@@ -79,7 +82,7 @@ def replaced(owner: object, name: str, value: Any) -> Iterator[None]:
 @contextmanager
 def reworded(owner: object, name: str, *changes: tuple[str, str]) -> Iterator[None]:
     """A function or method reads otherwise in these places: (text as it is, text instead). Each text occurs once in
-    the source; ValueError when the code has changed and a mutant no longer fits it."""
+    the source; ValueError when the code has changed and a mutant no longer fits it, or names what is not there."""
     function = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in changes:
@@ -87,6 +90,16 @@ def reworded(owner: object, name: str, *changes: tuple[str, str]) -> Iterator[No
             raise ValueError(f"the mutant no longer fits {function.__qualname__}: {old!r}")
         source = source.replace(old, new)
     made: dict[str, Any] = {}
-    exec(compile(source, f"<mutant of {name}>", "exec"), vars(sys.modules[function.__module__]), made)  # noqa: S102 - our own text
+    code, module = compile(source, f"<mutant of {name}>", "exec"), vars(sys.modules[function.__module__])
+    if unknown := _globals_of(code) - module.keys() - vars(builtins).keys() - {name}:
+        raise ValueError(f"the mutant of {function.__qualname__} names what is not there: {sorted(unknown)}")
+    exec(code, module, made)  # noqa: S102 - our own text
     with replaced(owner, name, made[name]):
         yield
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """The global names that code reads, and the functions inside of it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*map(_globals_of, inner))

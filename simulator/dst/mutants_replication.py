@@ -93,13 +93,13 @@ broken(
 )
 broken(
     "lanes-with-a-hole (replication): the key at the border of two lanes is in neither",
-    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start if start == wanted.start else start + b"\0", end)'),
+    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start if start == range_.start else start + b"\0", end)'),
     ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
     ("apiserver.control.changefeed_control:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "lanes-that-overlap (replication): the key at the border of two lanes is in both",
-    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start, end if end == wanted.end else end + b"\0")'),
+    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start, end if end == range_.end else end + b"\0")'),
     ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
     ("apiserver.control.changefeed_control:cut_lanes", _CHECKED, "invariant(True,"),
 )

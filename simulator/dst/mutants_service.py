@@ -253,7 +253,7 @@ broken(
 )
 broken(
     "deletes-of-nothing (usual): the delete of a row that never was is delivered",
-    ("reading.core.page_rows:deletes_nothing", "return mask & known", "return found & ~known"),
+    ("reading.core.page_rows:deletes_nothing", "return mask & known", "return mask & ~known"),
 )
 broken(
     "served-by-the-highest (upstream): the served watermark is that of the task that is furthest",

@@ -56,8 +56,8 @@ def test_what_it_left_is_served(version: str, database: str, tmp_path: Path, req
         rows_are_those_of_tidb(left, release["key"])
         headers = {"Authorization": f"Bearer {release['key']}"}
         name, at = release["consumer"]
-        (feed,) = left.http.get(CHANGES.replace("changes", "changefeeds"), headers=headers).json()["items"]
-        assert (feed["changefeed_id"], feed["checkpoint_ts"]) == (name, at)
+        (consumer,) = left.http.get(CHANGES.replace("changes", "consumers"), headers=headers).json()["items"]
+        assert (consumer["consumer_id"], consumer["checkpoint_ts"]) == (name, at)
         assert left.http.get(CHANGES, headers={"Authorization": f"Bearer {release['key'][:-1]}x"}).status_code == 401
 
 
