@@ -155,10 +155,15 @@ class Rpo(BaseModel):
     destination_s: Seconds = Field(description="from there to the checkpoint")
 
 
-class Changefeed(ReaderFacts):
+class ChangefeedName(BaseModel):
+    """What comes first in a changefeed's answer."""
+
+    changefeed_id: str = Field(examples=["lake"])
+
+
+class Changefeed(ReaderFacts, ChangefeedName):
     """What the service writes to a destination."""
 
-    changefeed_id: str = Field(examples=["warehouse"])
     sink_uri: str = Field(description="without secrets", examples=["s3://lake/tenant-1"])
     dead_letter: str = Field(
         description="where refused changes are written, without secrets; empty = nowhere",

@@ -64,10 +64,15 @@ class ShownPartition(BaseModel):
     lag_s: Seconds = Field(description="from its checkpoint to the served watermark")
 
 
-class Consumer(ReaderFacts):
-    """A registered consumer."""
+class ConsumerName(BaseModel):
+    """What comes first in a consumer's answer."""
 
     consumer_id: str = Field(examples=["warehouse"])
+
+
+class Consumer(ReaderFacts, ConsumerName):
+    """A registered consumer."""
+
     members: list[str] = Field(description="those whose lease has not been taken over", examples=[["loader-1"]])
     leases_s: dict[str, float] = Field(
         description="seconds left of the lease of each; below 0 it has ended", examples=[{"loader-1": 42.0}]
