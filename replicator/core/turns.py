@@ -4,8 +4,8 @@ A destination that accepts requests and never answers holds each turn until its 
 
 - at most `slots` turns of a changefeed run at a time, and there are twice as many threads;
 - at most `slots` of the running turns are young: a turn that has waited for PATIENCE_S leaves its slot to another;
-- a changefeed of which a turn has waited so long and then failed is *silent* until one succeeds or fails at once: one
-  turn of it runs at a time, and of all silent ones together half of `slots`.
+- a changefeed becomes *silent* when one of its turns fails after PATIENCE_S. It stays silent until a turn succeeds, or
+  fails at once. A silent changefeed runs one turn at a time; all of them together take half of `slots`.
 
 A lane whose run is over is due at once. Times are seconds of the caller's monotonic clock.
 """

@@ -18,7 +18,7 @@ CancelledError = asyncio.CancelledError
 
 _deadlines: dict[SimTask, float] = {}
 _cancels: dict[SimTask, threads.Event] = {}
-_begun: list[Coroutine[Any, Any, Any]] = []  # in tasks, some of which may never have come to run
+_begun: list[Coroutine[Any, Any, Any]] = []  # to close at the end: a cancelled task may never run its own
 
 
 class Done:

@@ -38,7 +38,7 @@ class Profile:
     compactors: int = 0
     jobs: bool = False  #: they do maintenance jobs, which they record themselves
     shapers: int = 0  #: processes that request splits and merges
-    other_tenants: bool = False  #: other tenants, one of which is harmed
+    other_tenants: bool = False  #: there are other tenants, and one of them meets faults
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     contradictions: int = 0  #: rows with which stores contradict their own promises

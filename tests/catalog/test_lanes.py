@@ -256,7 +256,7 @@ def test_paused_failed_and_finished_changefeeds_are_not_written(catalog: Catalog
     for job in (jobs := give(catalog, "a")):
         assert not end_changefeed(catalog, job.lane), "some lane is below the target"
         finish(catalog, job, EDGE)
-    assert CHANGEFEEDS.get(catalog, T, FEED).state is ReaderState.NORMAL, "its destination is told first"
+    assert CHANGEFEEDS.get(catalog, T, FEED).state is ReaderState.NORMAL, "its destination has to know first"
     assert end_changefeed(catalog, jobs[0].lane)
     assert CHANGEFEEDS.get(catalog, T, FEED).state is ReaderState.FINISHED
     assert lane_places(catalog) == []

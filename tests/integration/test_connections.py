@@ -97,20 +97,20 @@ ENDLESS = {
     "trailers without a name": (CHUNKED + b"0\r\n", b": " + b"b" * 1000 + b"\r\n"),
     "one trailer": (CHUNKED + b"0\r\na: ", b"b" * 4096),
     "one trailer's name": (CHUNKED + b"0\r\n", b"b" * 4096),
-    "trailers nobody reads": (UNREAD + b"0\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
+    "unread trailers": (UNREAD + b"0\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
     "one extension of a chunk": (CHUNKED + b"5;a=", b"b" * 4096),
     "extensions of chunks": (CHUNKED, b"1;" + b"b" * 4000 + b"\r\nx\r\n"),
     "a chunk's size": (CHUNKED, b"0" * 4096),
     "requests": (GET, GET * 20),
     "requests with bodies": (GET, (POST + b"Content-Length: 2000\r\n\r\n" + b"x" * 2000) * 20),
-    "a body nobody reads": (UNREAD, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+    "an unread body": (UNREAD, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
 }
 
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_nothing_can_be_sent_without_end(tmp_path: Path, name: str) -> None:
     head, piece = ENDLESS[name]
-    most = (36 if name == "a body nobody reads" else 2) * MIB  # what sockets hold is in it
+    most = (36 if name == "an unread body" else 2) * MIB  # what sockets hold is in it
     with port(tmp_path) as server, connected(server) as connection:
         sent = 0
         with suppress(ConnectionError):
@@ -148,7 +148,7 @@ SLOW = {
     "a body by bytes": (POST + b"Content-Length: 200000\r\n\r\n", b"x"),
     "a chunk by bytes": (CHUNKED + b"ffff\r\n", b"x"),
     "trailers by bytes": (CHUNKED + b"0\r\n", b"x"),
-    "a body nobody reads": (UNREAD + b"ffff\r\n", b"x"),
+    "an unread body": (UNREAD + b"ffff\r\n", b"x"),
 }
 
 

@@ -36,7 +36,7 @@ SECRET = "AN INTERNAL PAGE"
 
 
 class Listening:
-    """A server that counts its connections, and answers each request with a page that nobody may see."""
+    """A server that counts its connections, and answers each request with a secret page."""
 
     def __init__(self, status: int = 200) -> None:
         self.heads: list[bytes] = []
@@ -100,7 +100,7 @@ FORBIDDEN_CLUSTERS = {
     "an address inside": "tikv://127.0.0.1:{port}",
     "one inside by name": "tikv://localhost:{port}",
     "a closed port": "tikv://127.0.0.1:1",
-    "a name that nobody has": "tikv://nobody.invalid:2379",
+    "a name that does not resolve": "tikv://nobody.invalid:2379",
     "certificates of the machine": "tikv://127.0.0.1:{port}?ca-path=/etc/hostname",
     "a key of the machine": "tikv://127.0.0.1:{port}?cert-path=/etc/hostname&key-path=/etc/hostname",
     "metadata of the cloud": "tikv://169.254.169.254:80",

@@ -105,12 +105,12 @@ class Overtaken(Odd):
 
 
 class World:
-    """A log with a changefeed `good` of one lane and `bad`, all lanes of which are a worker's."""
+    """A log with two changefeeds: `good` has one lane, `bad` has several. One worker owns all lanes."""
 
     def __init__(
         self, catalog: Catalog, folder: Path, bad_lanes: int, odd: Callable[[LaneJob, Catalog], Any], target: int = 0
     ) -> None:
-        """`target`: `bad` ends after so many quarters of the log."""
+        """`target`: the quarter of the log after which `bad` ends."""
         self.catalog, self.odd = catalog, odd
         self.log = LogBuilder(catalog, MemoryStore()).activate()
         self.log.flush(self.log.cuts(4)[1])
