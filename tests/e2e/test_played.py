@@ -106,7 +106,7 @@ def _write_and_compact(url: str, owner: str, folder: Path, end_ts: int) -> None:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> set[Class]:
     """What the simulator calls in a seed of every scenario."""
     folder = tmp_path_factory.mktemp("simulated")
-    env = {**os.environ, **noting(folder / "sim")}
+    env = {**os.environ, **noting(folder / "sim"), "EXECUTED_BY": "cprofile"}
     subprocess.run([sys.executable, "-c", SIMULATOR], env=env, cwd=ROOT, check=True, timeout=900)
     return classes(folder)
 

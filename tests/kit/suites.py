@@ -2,8 +2,10 @@
 
 Tests of one file run in one process, one after the other, so that what they share is made once. What fails most often
 begins, then what takes longest, so that no process is left with a long file at the end. CPU time counts for budgets, of
-a test's process and of the processes that it waited for: unlike wall time it hardly depends on what runs beside it.
-`tests.kit.rotation` says which tests `--rotation` leaves out.
+a test's process and of the processes that it waited for. It depends on the machine and on what runs beside the test, so
+budgets are in seconds of the machine that `loop_ms` of `tests/budgets.toml` was measured on: each process repeats one
+loop during the run, and where that takes longer, all suites may. `tests.kit.rotation` says which tests `--rotation`
+leaves out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
-from time import monotonic
+from statistics import fmean
+from time import monotonic, thread_time
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ _GROUPS: dict[str, str] = {path: name for name, paths in BUDGETS["order"]["toget
 _APART: tuple[str, ...] = tuple(BUDGETS["order"]["apart"])
 _SERVICES: tuple[str, ...] = tuple(BUDGETS["order"]["services"])
 _FILES_SHOWN = 12
+_LOOP_EVERY_S = 10.0
 
 
 def suite(nodeid: str) -> str:
@@ -59,6 +63,15 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         super()._assign_work_unit(node)
 
 
+def loop_ms() -> float:
+    """The CPU milliseconds that a fixed loop takes here and now: how fast the machine is, with its present load."""
+    began_s = thread_time()
+    seen: dict[int, str] = {}
+    for number in range(50_000):
+        seen[number % 997] = str(number)
+    return (thread_time() - began_s) * 1e3
+
+
 @dataclass
 class _Spent:
     tests: int = 0
@@ -73,6 +86,8 @@ class Suites:
     rotation: str
     began_s: float = field(default_factory=monotonic)
     mark_s: float = 0.0
+    looped_s: float = 0.0
+    loops_ms: list[float] = field(default_factory=list)  #: what the loop took, of all processes
     spent: dict[str, _Spent] = field(default_factory=lambda: defaultdict(_Spent))  #: by suite
     by_file: dict[str, _Spent] = field(default_factory=lambda: defaultdict(_Spent))
 
@@ -96,10 +111,12 @@ class Suites:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Any:
-        """Count the CPU time since the phase before."""
+        """Count the CPU time since the phase before; now and then, what the loop takes."""
         report = yield
-        now_s = sum(os.times()[:4])
-        report.cpu_s, self.mark_s = now_s - self.mark_s, now_s
+        report.cpu_s = sum(os.times()[:4]) - self.mark_s
+        if monotonic() - self.looped_s > _LOOP_EVERY_S:
+            report.loop_ms, self.looped_s = loop_ms(), monotonic()
+        self.mark_s = sum(os.times()[:4])
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -108,13 +125,24 @@ class Suites:
             spent.tests += report.when == "call"
             spent.cpu_s += report.__dict__.get("cpu_s", 0.0)  # none of a test whose process has died
             spent.wall_s += report.duration
+        if "loop_ms" in report.__dict__:
+            self.loops_ms.append(report.__dict__["loop_ms"])
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as on the budgets' machine the loop took; 1 where it took less."""
+        return max(1.0, fmean(self.loops_ms) / BUDGETS["loop_ms"]) if self.loops_ms else 1.0
+
+    def budget_s(self, name: str) -> float:
+        """What a suite may take on this machine, in CPU seconds."""
+        return float(BUDGETS["cpu_s"][name]) * self.slower
 
     @property
     def over_budget(self) -> list[str]:
         """The suites that took more than they may. Budgets are for one part of the rotation, all suites together."""
         if self.rotation in ("all", "only") or sum(s.tests for s in self.spent.values()) < BUDGETS["counts_from_tests"]:
             return []
-        return [name for name, spent in sorted(self.spent.items()) if spent.cpu_s > BUDGETS["cpu_s"][name]]
+        return [name for name, spent in sorted(self.spent.items()) if spent.cpu_s > self.budget_s(name)]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -130,8 +158,10 @@ class Suites:
         lines = [f"{'suite':12}{'tests':>7}{'CPU s':>8}{'budget':>8}{'wall s, summed':>16}"]
         for name, spent in sorted(self.spent.items()):
             mark = "  OVER BUDGET" if name in over else ""
-            budget = BUDGETS["cpu_s"][name]
-            lines.append(f"{name:12}{spent.tests:>7}{spent.cpu_s:>8.0f}{budget:>8}{spent.wall_s:>16.0f}{mark}")
+            lines.append(
+                f"{name:12}{spent.tests:>7}{spent.cpu_s:>8.0f}{self.budget_s(name):>8.0f}{spent.wall_s:>16.0f}{mark}"
+            )
+        lines.append(f"{self.slower:.2f} times as slow as the machine that the budgets are for")
         lines.append(f"{(monotonic() - self.began_s) / 60:.1f} minutes of {BUDGETS['minutes']} for all suites together")
         most = sorted(self.by_file.items(), key=lambda item: -item[1].cpu_s)[:_FILES_SHOWN]
         lines += ["", "files that took most"]

@@ -50,6 +50,18 @@ def test_what_is_no_part_is_refused(rotation: str) -> None:
 def test_a_suite_over_its_budget_fails_the_run(rotation: str, tests: int, cpu_s: float, fails: bool) -> None:
     suites = Suites(rotation)
     suites.spent["unit"].tests, suites.spent["unit"].cpu_s = tests, BUDGETS["cpu_s"]["unit"] * cpu_s
+    assert _ends(suites) == (pytest.ExitCode.TESTS_FAILED if fails else pytest.ExitCode.OK)
+
+
+@pytest.mark.parametrize(("slower", "cpu_s", "fails"), [(2.0, 1.9, False), (2.0, 2.1, True), (0.5, 0.9, False)])
+def test_a_slow_machine_may_take_longer_and_a_fast_one_as_long(slower: float, cpu_s: float, fails: bool) -> None:
+    suites = Suites("commit", loops_ms=[BUDGETS["loop_ms"] * slower])
+    suites.spent["unit"].tests, suites.spent["unit"].cpu_s = 9000, BUDGETS["cpu_s"]["unit"] * cpu_s
+    assert _ends(suites) == (pytest.ExitCode.TESTS_FAILED if fails else pytest.ExitCode.OK)
+
+
+def _ends(suites: Suites) -> pytest.ExitCode:
+    """How a run ends whose tests all passed."""
     session: Any = SimpleNamespace(exitstatus=pytest.ExitCode.OK, config=SimpleNamespace())
     suites.pytest_sessionfinish(session)
-    assert session.exitstatus == (pytest.ExitCode.TESTS_FAILED if fails else pytest.ExitCode.OK)
+    return pytest.ExitCode(session.exitstatus)
