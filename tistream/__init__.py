@@ -1,3 +1,3 @@
 """TiStream: the ordered change log of TiDB and TiKV clusters in object storage."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -21,12 +21,14 @@ from tistream.ids import Tenant
 from tistream.release import THIS_RELEASE, Release, ReleaseTooOld
 
 LATER = Release(9, 1, 2)
+NEWEST = MIGRATIONS.newest
+NEXT = f"{int(NEWEST) + 1:04}"  #: the revision of the migration that the later release adds
 
 _MIGRATION = """
 import sqlalchemy as sa
 from tistream.catalog.database.steps import create_table
 
-revision, down_revision, min_release = "0002", "0001", "{min_release}"
+revision, down_revision, min_release = "{revision}", "{before}", "{min_release}"
 
 def upgrade() -> None:
     create_table("added_later", sa.Column("id", sa.Integer, primary_key=True))
@@ -36,8 +38,8 @@ def upgrade() -> None:
 def later(folder: Path, min_release: Release) -> Migrations:
     """The migrations of this release and one more."""
     shutil.copytree(MIGRATIONS.folder, folder / "later", ignore=shutil.ignore_patterns("__pycache__"))
-    script = _MIGRATION.format(min_release=min_release)
-    (folder / "later" / "versions" / "v0002_later.py").write_text(script, "utf-8")
+    script = _MIGRATION.format(revision=NEXT, before=NEWEST, min_release=min_release)
+    (folder / "later" / "versions" / f"v{NEXT}_later.py").write_text(script, "utf-8")
     return Migrations(folder / "later")
 
 
@@ -57,7 +59,7 @@ class TestStart:
         newer.migrate()
         catalog_here = Catalog(url)
         catalog_here.migrate()
-        assert catalog_here.revision() == "0002", "its tables are left as they are"
+        assert catalog_here.revision() == NEXT, "its tables are left as they are"
         assert register_tenant(catalog_here, Tenant(1, 1)).tenant == Tenant(1, 1)
         assert register_worker(catalog_here, "s1", "sorter", "") == 1
         for catalog in (newer, catalog_here):
@@ -97,7 +99,7 @@ class TestStart:
         older.revision = overtaken  # type: ignore[method-assign]
         with pytest.raises(ReleaseTooOld):
             older.migrate()
-        assert older.revision() == "0002"
+        assert older.revision() == NEXT
         for catalog in (newer, older):
             catalog.close()
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
-from tistream import __version__
 from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.rows.workers import WorkerState
 from tistream.catalog.tenancy.tenants import get_tenant
@@ -18,6 +17,7 @@ from tistream.catalog.work.stopped_items import Scope, StoppedItem, get_stopped_
 from tistream.catalog.work.tasks import get_task
 from tistream.catalog.work.workers import get_worker
 from tistream.ids import Tenant
+from tistream.release import THIS_RELEASE
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_workers_and_the_owner(site: Operated) -> None:
     assert [(s["store_id"], s["silent_s"]) for s in one["store_reports"]] == [(1, 0.4), (3, 41.0)]
     assert site.http.get("/v1/workers/nobody").status_code == 404
     owner = get(site, "/v1/owner")
-    assert {w["release"] for w in workers.values()} == {owner["release"]} == {__version__}
+    assert {w["release"] for w in workers.values()} == {owner["release"]} == {str(THIS_RELEASE)}
     assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.leader_epoch, True)
 
 

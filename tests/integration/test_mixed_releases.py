@@ -12,9 +12,9 @@ import pytest
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.processes import TiStreamProcess, running
 from tests.kit.waiting import WAIT_S, eventually
-from tistream import __version__
 from tistream.catalog.database.compatibility import demand
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.revisions import MIGRATIONS
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.workers import list_workers
 from tistream.release import THIS_RELEASE, Release
@@ -55,7 +55,7 @@ def migrated(url: str) -> Iterator[Catalog]:
         demand(conn, by=LATER, lowest=THIS_RELEASE)
     yield catalog
     with catalog.transaction() as conn:
-        conn.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        conn.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{MIGRATIONS.newest}'")
         conn.exec_driver_sql("UPDATE catalog_release SET migrated_by = 1000, min_release = 1000")
     catalog.close()
 
@@ -67,7 +67,7 @@ def move_on(catalog: Catalog) -> None:
 
 def says_what_to_do(text: str) -> bool:
     """One line names both releases, the code and what to start; there is no traceback."""
-    words = (f"This is TiStream {__version__}", f"TiStream {LATER}", f"Start {LOWEST} or later", "[TS-1052]")
+    words = (f"This is TiStream {THIS_RELEASE}", f"TiStream {LATER}", f"Start {LOWEST} or later", "[TS-1052]")
     return "Traceback" not in text and any(all(word in line for word in words) for line in text.splitlines())
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import HOSTILE, Operated, operated
-from tistream import __version__
 from tistream.catalog.database import tables
 from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.rows.workers import WorkerState
@@ -34,6 +33,7 @@ from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import InvalidInput, NotFound, StateForbids, TiStreamError
 from tistream.ids import Tenant
+from tistream.release import THIS_RELEASE
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +206,8 @@ def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     assert "ACTIVE" in run(site, "status", "--no-color")
     status = data(site, "status")
     assert status["health"]["status"] == "ok"
-    assert status["releases"] == {__version__: 7}, "the one that is silent does not count"
-    assert f"7 of release {__version__}" in run(site, "status", "--no-color")
+    assert status["releases"] == {str(THIS_RELEASE): 7}, "the one that is silent does not count"
+    assert f"7 of release {THIS_RELEASE}" in run(site, "status", "--no-color")
     lines = [json.loads(line) for line in run(site, "status", "--format", "ndjson").splitlines()]
     assert [(job["job_id"], job["kind"]) for job in status["offers"]] == [("5", "replay")]
     assert lines[0] == {name: value for name, value in status.items() if name != "tenants"}

@@ -27,7 +27,7 @@ from tests.kit.pods.image import Image, build, run_in
 from tests.kit.pods.scraping import Prometheus, prometheus
 from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, guarded_s3
 from tests.kit.waiting import eventually
-from tistream import ts
+from tistream import __version__, ts
 from tistream.client import connect
 from tistream.model.change import Op
 
@@ -147,7 +147,7 @@ def deployed(folder: Path) -> Iterator[Deployed]:
     infra = REPOSITORY / "infra"
     image = build(infra / "Dockerfile", REPOSITORY, folder / "image")
     spark = build(infra / "spark.Dockerfile", REPOSITORY, folder / "spark-image", images={"tistream": image})
-    images = {"tistream:0.1.0": image, "tistream-spark:0.1.0": spark}
+    images = {f"tistream:{__version__}": image, f"tistream-spark:{__version__}": spark}
     manifests = [each for each in yaml.safe_load_all(RENDERED.read_text("utf-8")) if each]
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(manifests, images, folder / "pods"))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from tistream import config
+from tistream import __version__, config
 from tistream.cli.main import command_line
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +62,12 @@ def test_it_is_what_helm_makes_of_the_chart(case: str) -> None:
     assert text.startswith(TOOL["stamp"](CASES[case])), "the chart changed: run `python tools/chart.py`"
     if program := TOOL["found_helm"]():
         assert text == TOOL["render"](program, CASES[case])
+
+
+def test_objects_and_images_are_of_this_version(case: str) -> None:
+    labels = [each["metadata"]["labels"] for each in manifests(case)]
+    assert {of_one["app.kubernetes.io/version"] for of_one in labels} == {__version__}
+    assert {container["image"].rpartition(":")[2] for *_, container in pods(case)} == {__version__}
 
 
 def test_every_role_is_started_with_flags_and_settings_that_exist(case: str) -> None:
