@@ -1,7 +1,7 @@
 """Background work of a meta server: election, assignment, activation, collection, retention, maintenance and audit.
 
     assignment thread    every 0.3 s: acquire or renew leadership, assign stores, tasks and lanes, rotate the
-                         service token, switch on features
+                         service token, switch on features, look at the database's settings
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
                          tenants, and old events
@@ -42,6 +42,7 @@ from metaserver.retention import Retention
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import prune_events
+from tistream.catalog.database.server_settings import CommitsNotDurable, lost_in_a_crash
 from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerState
 from tistream.catalog.tenancy.tenants import every_tenant
@@ -67,6 +68,7 @@ AUDIT_INTERVAL_S = 86_400.0
 RESUMED_S = 1.0  #: between two checks for resumed stops, while something is stopped
 JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: retry pauses of assignment jobs, short because a takeover waits for them
 FEATURES_S = 10.0  #: between two looks at who lives, while a feature is not switched on
+SETTINGS_S = 60.0  #: between two looks at the settings of the database's server
 TOKEN_S = 60.0  #: between two looks at the age of the service token; less with a short life
 REPORTS_S = 2.0  #: between two reads of the workers' reports ...
 REPORTS_PAUSES = 20  #: ... or this many times the duration of a read, with very many items
@@ -146,7 +148,8 @@ class MetaWorker:
         self._audit_due = Due(options.audit_interval_s, next_s=clock.monotonic() + options.audit_interval_s)
         self._token_due = Due(min(TOKEN_S, self._rotate_ms / 10_000))
         self._learn_due, self._report_due = Due(REPORTS_S), Due(REPORTS_S)
-        self._resume_due, self._features_due = Due(RESUMED_S), Due(FEATURES_S)
+        self._resume_due, self._features_due, self._settings_due = Due(RESUMED_S), Due(FEATURES_S), Due(SETTINGS_S)
+        self._weak_settings: list[str] = []  # of the database's server
         self._reported: tuple[int, list[dict[str, object]]] | None = None
         self._assigned_s: float | None = None
         self._roles = self._made_roles(options)
@@ -188,6 +191,9 @@ class MetaWorker:
 
     def problems(self) -> list[Problem]:
         problems = self._threads.problems() + self._assigning.problems()
+        if self._weak_settings and self._epoch is not None:
+            words = f"A crash of the database's machine may take back transactions: {'; '.join(self._weak_settings)}."
+            problems.append(Problem.of(f"{self.name}/database", CommitsNotDurable(words)))
         if self._reshaping is not None:
             problems += self._reshaping.tenants.problems()
         if self._maintenance is not None:
@@ -231,6 +237,7 @@ class MetaWorker:
         if reshaping is not None:
             jobs.run("reshaping", lambda: reshaping.step(epoch))
         jobs.run("features", lambda: self._switch_on(epoch, now_s))
+        jobs.run("database settings", lambda: self._look_at_settings(now_s))
         jobs.run("silent workers", lambda: self._note_silent(live, silent, epoch))
         jobs.run("own report", lambda: self._report(epoch, now_s))
         jobs.sync()
@@ -313,6 +320,11 @@ class MetaWorker:
             return
         on = switch_on(self._catalog, self._features, leader_epoch=epoch)
         self._features = [feature for feature in self._features if feature.name not in on]
+
+    def _look_at_settings(self, now_s: float) -> None:
+        """Note settings of the database's server with which it may lose what it has confirmed."""
+        if self._settings_due.take(now_s):
+            self._weak_settings = lost_in_a_crash(self._catalog.server_settings() or {})
 
     def _watch(self, now_s: float) -> tuple[list[Pulse], list[Pulse]]:
         """The workers that are not gone: those that live, and those that are suspected."""

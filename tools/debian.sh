@@ -11,8 +11,10 @@ declare -A needed=(
   [promtool]="prometheus"           # the alert rules are tested by it, and it watches the chart's pods
   [ip]="iproute2"                   # networks of the chart's pods
   [nft]="nftables"                  # their services and policies
+  [systemd-analyze]="systemd"       # verifies the units
 )
 missing=()
+[ -e /usr/lib/galera/libgalera_smm.so ] || missing+=(galera-4) # makes MariaDB a node that the catalog refuses
 ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing+=(libfaketime) # chaos sets clocks
 for program in "${!needed[@]}"; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${needed[$program]}")

@@ -65,7 +65,7 @@ class TestCatalogOnMariaDB:
     def test_a_connection_lost_while_idle_is_replaced(self, catalog: Catalog) -> None:
         with catalog.reading() as conn:
             number = conn.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one()
-        with Catalog(str(catalog._engine.url)).transaction() as other:
+        with Catalog(catalog._engine.url.render_as_string(hide_password=False)).transaction() as other:
             other.exec_driver_sql(f"KILL {number}")
         assert list_tenants(catalog) == []
 

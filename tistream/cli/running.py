@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import structlog
+
 from tistream import __version__
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.server_settings import CommitsNotDurable, lost_in_a_crash
 from tistream.catalog.work.drain import Drainable, drain
 from tistream.clock import SystemClock
 from tistream.config import Settings
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
     from tistream.catalog.database.engine import Catalog
     from tistream.cli.server import HttpServer
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,6 +83,8 @@ class Running:
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
+        for weak in lost_in_a_crash(self.parts.catalog.server_settings() or {}):
+            log.warning("the catalog's database may lose transactions", code=CommitsNotDurable.code, setting=weak)
         self.services.start()
         for server in (self.http, self.probes):
             if server is not None:

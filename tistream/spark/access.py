@@ -126,6 +126,7 @@ def _services(catalog: str, store: str) -> Services:
     from tistream.objectstore.factory import open_store
 
     opened = Catalog(catalog)
+    opened.refuse_galera()
     opened.refuse_older()
     return Services.create(opened, open_store(store), SystemClock())
 

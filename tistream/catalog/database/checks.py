@@ -1,6 +1,7 @@
 """Checks of a catalog by `tistream doctor`. Nothing is changed: neither tables nor a SQLite file are created.
 
-reachable -> isolation -> clock -> revision of the tables -> writable (a statement that matches no row)
+reachable -> isolation -> clock -> durability, fail-over -> revision of the tables -> writable (a statement that matches
+no row)
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from sqlalchemy.exc import ArgumentError
 
 from tistream.catalog.database.engine import Catalog, now_ms
 from tistream.catalog.database.revisions import MIGRATIONS
+from tistream.catalog.database.server_settings import (
+    CommitsNotDurable,
+    fail_over,
+    lost_in_a_crash,
+    not_shown,
+    refuse_galera,
+)
 from tistream.catalog.database.tables import events
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
@@ -30,6 +38,9 @@ def check_catalog(url: str, clock: Clock) -> list[Finding]:
             catalog = opened[0]
             checklist.check("isolation", lambda: _isolation(catalog))
             checklist.check("catalog clock", lambda: _clock(catalog, clock))
+            checklist.check("durability", lambda: _durability(catalog))
+            if checklist.findings[-1].facts:
+                checklist.check("fail-over", lambda: _fail_over(catalog))
             checklist.check("migrations", lambda: _migrations(catalog))
             if checklist.findings[-1].facts.get("found"):
                 checklist.check("catalog writes", lambda: _writes(catalog))
@@ -75,6 +86,25 @@ def _clock(catalog: Catalog, clock: Clock) -> Finding:
     with catalog.reading() as conn:
         there = now_ms(conn)
     return clock_skew("the database's", least_offset_ms(there, there + 1, before, clock.unix_ms()))
+
+
+def _durability(catalog: Catalog) -> Finding:
+    settings = catalog.server_settings()
+    if settings is None:
+        return ok("SQLite: what it confirms is on the disk")
+    refuse_galera(settings)
+    if weak := lost_in_a_crash(settings):
+        words = f"a crash of its machine may take back confirmed transactions: {'; '.join(weak)}"
+        return warn(words, code=CommitsNotDurable.code, **settings)
+    if not_shown(settings):
+        return warn("the server does not show how it writes its log: ask its operator", **settings)
+    return ok("what the server confirms is on its disk", **settings)
+
+
+def _fail_over(catalog: Catalog) -> Finding:
+    settings = catalog.server_settings() or {}
+    has_all, words = fail_over(settings)
+    return ok(words, **settings) if has_all else warn(f"{words}; failing over to it is a restore", **settings)
 
 
 def _migrations(catalog: Catalog) -> Finding:

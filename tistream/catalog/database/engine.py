@@ -29,6 +29,7 @@ from tistream.catalog.database.compatibility import refuse_older
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import migrating_engine, mysql_engine
 from tistream.catalog.database.revisions import MIGRATIONS, Migrations, revision_of
+from tistream.catalog.database.server_settings import refuse_galera, server_settings
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 from tistream.release import THIS_RELEASE, Release
 
@@ -71,7 +72,9 @@ class Catalog:
 
     def migrate(self, to: str | None = None) -> None:
         """Migrate the schema to this release, or up to an older revision; leave that of a later release, if it allows
-        this one. Safe from any number of processes and threads at once. ReleaseTooOld when it does not."""
+        this one. Safe from any number of processes and threads at once. ReleaseTooOld when it does not, GaleraRefused
+        on a server that loses updates."""
+        self.refuse_galera()
         wanted = to or self._migrations.newest
         present = self.revision()
         if present is not None:
@@ -87,6 +90,17 @@ class Catalog:
         """ReleaseTooOld when this release may not run on the catalog."""
         with self.reading() as conn:
             refuse_older(conn, self.release)
+
+    def refuse_galera(self) -> None:
+        """GaleraRefused when the server would lose updates."""
+        refuse_galera(self.server_settings() or {})
+
+    def server_settings(self) -> dict[str, str] | None:
+        """The server's settings on which guarantees rest, as far as it shows them; None for SQLite."""
+        if self._engine.dialect.name == "sqlite":
+            return None
+        with self.reading() as conn:
+            return server_settings(conn)
 
     def revision(self) -> str | None:
         """The revision of the tables; None when there are none."""
