@@ -12,6 +12,7 @@ from simulator.chaos.servers.mariadb import mariadb, new_database
 from tests.kit.catalog_backends import Emptied, QuickCatalog
 from tests.kit.catalog_cases import activate, catalog_of
 from tests.kit.catalog_locks import locked_after_events
+from tests.kit.granted_database import granted_database
 from tistream.catalog.database.engine import Catalog
 
 _number = itertools.count(1)
@@ -55,7 +56,12 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated(server: str) -> Iterator[Emptied]:
-    emptied = Emptied(new_database(server, "migrated"))
+    """Its catalog has the rights of a service, and no more."""
+    urls = granted_database(server, "migrated")
+    of_migrations = Catalog(urls.migrations)
+    of_migrations.migrate()
+    of_migrations.close()
+    emptied = Emptied(urls.services)
     yield emptied
     emptied.catalog.close()
 

@@ -1,8 +1,9 @@
 """Every command and program of README.md and docs/ works as it stands, page by page, against one real service.
 
 The README comes first: its first blocks start that service, with the sample shop. The tutorial goes on in the same
-folder, and stops and starts the service on its way. The other pages use one that holds a recording of a real TiDB. How
-a block is run, and which are not, is said in its info string (tests/kit/doc_blocks.py).
+folder, and stops and starts the service on its way. The other pages use one that holds a recording of a real TiDB, but
+for the runbooks that tests/e2e/test_runbooks.py plays. How a block is run, and which are not, is said in its info
+string (tests/kit/doc_blocks.py).
 
 Each page has a folder with `simulator/recording` and `examples` of this repository, and with `ts`, the folder of the
 service. These words are replaced: the ports 8711 to 8713 by free ones, 10.0.0.1:2379 by the PD of a modelled cluster,
@@ -24,7 +25,7 @@ import pytest
 
 from simulator.chaos.servers.ports import free_port
 from simulator.chaos.servers.processes import TiStreamProcess, client
-from tests.kit.doc_blocks import Block, PagePlayer, blocks_of, runnable
+from tests.kit.doc_blocks import OVER_OWN_SERVERS, Block, PagePlayer, blocks_of, runnable
 from tests.kit.waiting import eventually
 from tistream.client import Client, connect
 from tistream.errors import NotFound, StateForbids, StoreUnavailable
@@ -32,7 +33,11 @@ from tistream.errors import NotFound, StateForbids, StoreUnavailable
 ROOT = Path(__file__).parents[2]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]  # that has usage
-OTHERS = [page for page in WRITTEN if page != TUTORIAL and any(block.commands for block in blocks_of(page))]
+OTHERS = [
+    page
+    for page in WRITTEN
+    if page != TUTORIAL and page.name not in OVER_OWN_SERVERS and any(block.commands for block in blocks_of(page))
+]
 pytestmark = pytest.mark.timeout(600)  # patience on a busy machine: a page starts many processes
 DATABASE = "mysql+pymysql://user:password@db:3306/tistream"
 BUCKET = "s3://bucket/prefix?region=eu-central-1"

@@ -29,6 +29,7 @@ from textwrap import dedent
 from tests.kit.waiting import eventually
 
 SHELL = ("sh", "bash", "console")
+OVER_OWN_SERVERS = {"create-database.md", "key-rotation.md", "move-bucket-prefix.md"}  #: tests/e2e/test_runbooks.py
 NOT_RUN = "Not run by the tests: "
 IN_SPARK = "With Java 17 and Spark"
 _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)  # a list indents its blocks
