@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from simulator.dst.database import SimCatalog
+from tistream.catalog.work.features import Feature
+from tistream.release import Release
 
 if TYPE_CHECKING:
     from simulator.dst.running import Running
@@ -16,6 +18,7 @@ class Aspect:
     """One addition. The frame calls its hooks in this order; each does nothing unless the aspect defines it."""
 
     meta: Mapping[str, Any] = {}  #: options of the meta servers
+    features: Sequence[Feature] = ()  #: of the releases that have them
     stores: Sequence[int] = ()  #: more stores of the judged tenant
 
     def roles(self) -> Mapping[str, Callable[[Running], None]]:
@@ -25,6 +28,11 @@ class Aspect:
     def processes(self) -> Iterable[tuple[str, str]]:
         """(role, name) of those that begin before the pushers do."""
         return ()
+
+    def release_of(self, name: str) -> Release | None:
+        """What a process of this name runs when it is started now; None: this release."""
+        del name
+        return None
 
     def patched(self) -> AbstractContextManager[object]:
         """Around the run: what it changes in the services' modules."""

@@ -30,6 +30,7 @@ from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Scheduler
 from tistream.catalog.database.engine import Catalog
 from tistream.errors import CatalogUnavailable
+from tistream.release import THIS_RELEASE, Release
 
 _UNIX_EPOCH_DAYS = 2440587.5
 _DAY_MS = 86_400_000.0
@@ -137,8 +138,8 @@ class SimDatabase:
 class SimCatalog(Catalog):
     """One process's way to the database."""
 
-    def __init__(self, database: SimDatabase) -> None:
-        self._db = database
+    def __init__(self, database: SimDatabase, release: Release = THIS_RELEASE) -> None:
+        self._db, self.release = database, release
         self._engine = database.engine
 
     def close(self) -> None:

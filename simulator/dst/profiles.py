@@ -41,6 +41,7 @@ class Profile:
     other_tenants: bool = False  #: there are other tenants, and one of them meets faults
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
+    mixed: bool = False  #: processes run one of two releases, and an operator replaces them
     contradictions: int = 0  #: rows with which stores contradict their own promises
     anew: bool = False  #: a second tenant's store does so with a true row; the tenant is replaced by a new one
     members: int = 0  #: processes that read one consumer
@@ -434,6 +435,22 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 2, "crash_io": 3, "pause": 3, "double": 1, "stop": 1},
             victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
         ),
+        Profile(
+            name="mixed",
+            about="an operator moves processes between two releases, one of which has a feature; sorters and metas die",
+            upstream=replace(upstream.TINY, rows=4, patience=3),
+            mixed=True,
+            actions=250,
+            action_s=0.06,
+            dispatchers=1,
+            tick_s=0.5,
+            flush_s=0.2,
+            snapshot_s=0.8,
+            amounts=(0.3, 1.5),
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.03, db_late=0.03, db_undone=0.02, net_cut=0.01),
+            chaos={"crash": 3, "crash_io": 2, "pause": 2, "double": 1},
+            victims=("sorter", "sorter", "dispatcher", "meta"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -468,7 +485,7 @@ def profile_of(seed: int) -> Profile:
         return PROFILES["isolation"]
     named = (
         *("usual", "calm", "isolation", "promises", "anew", "jobs", "consumers"),
-        *("rawkv", "floors", "replication", "letters", "sink", "upkeep"),
+        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

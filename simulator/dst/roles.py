@@ -33,6 +33,7 @@ from sorter.worker.worker import SorterWorker
 from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, NewJob
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work import jobs
+from tistream.catalog.work.features import FEATURES
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier
@@ -109,6 +110,7 @@ def _meta(world: World, running: Running) -> None:
         collect_interval_s=profile.collect_s,
         grace_ms=profile.grace_ms,
         skew_max_ms=profile.skew_ms,
+        features=[*FEATURES, *(f for a in world.aspects for f in a.features if f.since <= running.catalog.release)],
         **{name: value for aspect in world.aspects for name, value in aspect.meta.items()},
     )
     name = f"{running.name}-{running.number}"

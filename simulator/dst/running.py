@@ -18,6 +18,7 @@ from tistream.catalog.work.drain import drain
 from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Tenant
 from tistream.model.problem import Problem
+from tistream.release import ReleaseTooOld
 from tistream.runtime.service import Service
 
 TENANT = Tenant(1, 1)  #: the judged one
@@ -80,6 +81,6 @@ def _ends(problem: Problem) -> bool:
 
 
 def _error_of(problem: Problem) -> TiStreamError:
-    if problem.code == Fenced.code:
+    if problem.code in (Fenced.code, ReleaseTooOld.code):
         return Fenced(problem.message)
     return TiStreamError(f"{problem.source}: {problem.message}", **{"code": problem.code})

@@ -6,6 +6,7 @@ from simulator.dst.anew import Anew
 from simulator.dst.contradictions import Contradictions
 from simulator.dst.future import Future
 from simulator.dst.members import Members
+from simulator.dst.mixed import Mixed
 from simulator.dst.other_tenants import OtherTenants
 from simulator.dst.profiles import Profile
 from simulator.dst.raw_reading import RawLog, raw_rules
@@ -26,6 +27,7 @@ def parts_of(profile: Profile) -> Parts:
         (profile.replicators, Replication if is_raw else Sinking),
         (profile.maintainers, Upkeep),
         (profile.future, Future),
+        (profile.mixed, Mixed),
         (profile.other_tenants, OtherTenants),
         (profile.anew, Anew),
         (profile.contradictions, Contradictions),

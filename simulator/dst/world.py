@@ -36,6 +36,7 @@ from tistream.catalog.work.stores import issue_incarnation
 from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SchemaSnapKey
+from tistream.release import THIS_RELEASE, Release
 
 A = TypeVar("A", bound=Aspect)
 START_MS = 1_750_000_000_000
@@ -232,13 +233,17 @@ class World:
             number=self._numbers,
             role=role,
             name=name,
-            catalog=SimCatalog(self.database),
+            catalog=SimCatalog(self.database, self._release_of(name)),
             store=SimStore(self.bucket),
             stopping=threads.Event(),
         )
         self.running.append(running)
         threads.spawn(process, lambda: self._run_role(self, running), "main")
         return running
+
+    def _release_of(self, name: str) -> Release:
+        releases = (aspect.release_of(name) for aspect in self.aspects)
+        return next((release for release in releases if release is not None), THIS_RELEASE)
 
     def problems(self) -> list[str]:
         """The problems that running services report."""

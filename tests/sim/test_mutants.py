@@ -160,6 +160,9 @@ FIRST = {
     "scan-without-prewrites": 0,
     "scan-behind-live": 0,
     "bytes-change-on-retry": 0,
+    "feature-beside-older": 0,
+    "older-admitted": 0,
+    "feature-without-demand": 0,
 }
 
 

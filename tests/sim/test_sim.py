@@ -260,6 +260,8 @@ SHOWN: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, int], tuple[st
     ("floors", (4,), {}, {}, ("the floor is",)),
     ("jobs", (0, 1), {"without": NO_BOUNDS}, {}, ()),
     ("consumers", (1, 9), {"without": NO_BOUNDS}, {}, ("is refused",)),
+    # processes of both releases beside each other, and the feature once none of the older one lives
+    ("mixed", (0, 1), {}, {"upgraded": 5, "downgraded": 1, "switched_on": 0}, ()),
     ("upkeep", (1,), {"without": NO_BOUNDS}, {}, ("an operator moves the tenant to PAUSED",)),
 ]
 
