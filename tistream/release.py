@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple, Self
 
 from tistream import __version__
-from tistream.errors import Fenced, InvalidInput
+from tistream.errors import ErrorKind, Fenced, InvalidInput, TiStreamError
 
 _FORM = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?!\d)")
 _STEP = 1000
@@ -20,6 +20,14 @@ class ReleaseTooOld(Fenced):
 
     code = "TS-1052"
     hint = "docs/compatibility.md has the order of an upgrade; the only way back is the catalog's backup."
+
+
+class OlderProcesses(TiStreamError):
+    """Processes of an earlier release still run."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1054"
+    hint = "Replace or stop them, then repeat: tistream upgrade --check. docs/compatibility.md has the order."
 
 
 class Release(NamedTuple):
@@ -47,6 +55,11 @@ class Release(NamedTuple):
     def number(self) -> int:
         """As the catalog stores it."""
         return (self.major * _STEP + self.minor) * _STEP + self.patch
+
+    @property
+    def neighbour(self) -> Release:
+        """The lowest release that runs beside this one: the first of the minor version before."""
+        return Release(self.major, self.minor - 1, 0) if self.minor else Release(max(self.major - 1, 0), 0, 0)
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pytest
 from sqlalchemy import Engine, event, inspect
 
 from tests.kit.catalog_cases import ON_SQLALCHEMY, elected
+from tests.kit.later_release import AFTER_THAT, NEXT_MINOR, REVISION, later
 from tistream.catalog.database.compatibility import demand, keep_out
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.revisions import MIGRATIONS, Migrations
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.workers import heartbeat, list_workers, register_worker
@@ -21,26 +20,6 @@ from tistream.ids import Tenant
 from tistream.release import THIS_RELEASE, Release, ReleaseTooOld
 
 LATER = Release(9, 1, 2)
-NEWEST = MIGRATIONS.newest
-NEXT = f"{int(NEWEST) + 1:04}"  #: the revision of the migration that the later release adds
-
-_MIGRATION = """
-import sqlalchemy as sa
-from tistream.catalog.database.steps import create_table
-
-revision, down_revision, min_release = "{revision}", "{before}", "{min_release}"
-
-def upgrade() -> None:
-    create_table("added_later", sa.Column("id", sa.Integer, primary_key=True))
-"""
-
-
-def later(folder: Path, min_release: Release) -> Migrations:
-    """The migrations of this release and one more."""
-    shutil.copytree(MIGRATIONS.folder, folder / "later", ignore=shutil.ignore_patterns("__pycache__"))
-    script = _MIGRATION.format(revision=NEXT, before=NEWEST, min_release=min_release)
-    (folder / "later" / "versions" / f"v{NEXT}_later.py").write_text(script, "utf-8")
-    return Migrations(folder / "later")
 
 
 def refused(caught: pytest.ExceptionInfo[ReleaseTooOld], min_release: Release) -> bool:
@@ -55,11 +34,11 @@ class TestStart:
     def test_on_the_catalog_of_a_later_release_that_allows_it(
         self, min_release: Release, url: str, tmp_path: Path
     ) -> None:
-        newer = Catalog(url, release=LATER, migrations=later(tmp_path, min_release))
+        newer = Catalog(url, release=NEXT_MINOR, migrations=later(tmp_path, min_release))
         newer.migrate()
         catalog_here = Catalog(url)
         catalog_here.migrate()
-        assert catalog_here.revision() == NEXT, "its tables are left as they are"
+        assert catalog_here.revision() == REVISION, "its tables are left as they are"
         assert register_tenant(catalog_here, Tenant(1, 1)).tenant == Tenant(1, 1)
         assert register_worker(catalog_here, "s1", "sorter", "") == 1
         for catalog in (newer, catalog_here):
@@ -73,6 +52,15 @@ class TestStart:
         with pytest.raises(ReleaseTooOld) as caught:
             older.migrate()
         assert refused(caught, lowest)
+        for catalog in (newer, older):
+            catalog.close()
+
+    def test_on_the_catalog_of_a_release_that_is_not_its_neighbour(self, url: str, tmp_path: Path) -> None:
+        """Its tables would do. What else it writes is only tested with its neighbours."""
+        newer, older = Catalog(url, release=AFTER_THAT, migrations=later(tmp_path)), Catalog(url)
+        newer.migrate()
+        with pytest.raises(ReleaseTooOld, match=f"Start {NEXT_MINOR} or later"):
+            older.migrate()
         for catalog in (newer, older):
             catalog.close()
 
@@ -99,7 +87,7 @@ class TestStart:
         older.revision = overtaken  # type: ignore[method-assign]
         with pytest.raises(ReleaseTooOld):
             older.migrate()
-        assert older.revision() == NEXT
+        assert older.revision() == REVISION
         for catalog in (newer, older):
             catalog.close()
 

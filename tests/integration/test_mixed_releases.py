@@ -27,6 +27,7 @@ KINDS = {
 }  # fmt: skip
 COMMANDS = {
     "key": ("key", "owner"),
+    "upgrade": ("upgrade", "--run"),
     "compact": ("compact", "--cluster", "1", "--tenant", "1"),
     "audit": ("audit",),
     "replay": ("replay", "--cluster", "1", "--tenant", "1"),
@@ -98,7 +99,7 @@ def test_each_role_runs_while_it_may_and_ends_when_it_may_no_longer(
 def test_nothing_starts_on_a_catalog_that_refuses_it(migrated: Catalog, url: str, tmp_path: Path, role: str) -> None:
     move_on(migrated)
     at = where(url, tmp_path)
-    args = (*COMMANDS.get(role, (role,)), *(at[:2] if role == "key" else at))
+    args = (*COMMANDS.get(role, (role,)), *(at[:2] if role in ("key", "upgrade") else at))
     command = [sys.executable, "-m", "tistream.cli.main", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == _ENDED, done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, Table, select
 
 from simulator.dst.connection import QuickConnection
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.revisions import Migration
 from tistream.catalog.database.tables import metadata
 
 
@@ -42,10 +43,10 @@ class QuickCatalog(Catalog):
         self.url = url
         self.noted: list[str] = []  # statements that took the short way
 
-    def migrate(self, to: str | None = None) -> None:
+    def migrate(self, to: str | None = None, note: Callable[[Migration], object] = lambda _: None) -> None:
         """Alembic needs SQLAlchemy's connection."""
         slow = Catalog(self.url)
-        slow.migrate(to)
+        slow.migrate(to, note)
         slow.close()
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.filter_options import Tables
-from tistream.cli.options import DEFAULT_URL, Catalog, Config, Key, Url
+from tistream.cli.options import DEFAULT_URL, Catalog, Config, Key, Url, catalog_of
 from tistream.cli.output import Column, OutputForm, show_data
 from tistream.cli.service import ServiceOptions, TableOptions, connect
-from tistream.errors import ConfigError, InvalidInput
+from tistream.errors import InvalidInput
 
 commands = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
@@ -51,21 +51,13 @@ def owner(
 
     It writes to the catalog that --data, --catalog or the settings name, as services do. The key is printed once, alone
     on standard output."""
-    from tistream.catalog.database.engine import Catalog as Database
-    from tistream.cli.assembly import load_settings
     from tistream.http.auth.core.roles import Role as OneRole
     from tistream.http.auth.issue import issue_key
 
     url = catalog or (None if data is None else f"sqlite:///{data.resolve()}/catalog.db")
-    settings = load_settings(config, {"catalog.url": url})
-    if not settings.catalog.url:
-        raise ConfigError("Name the catalog: --data, --catalog, or [catalog] url of the settings.")
-    database = Database(settings.catalog.url)
-    try:
+    with catalog_of(url, config) as database:
         database.migrate()
         print(issue_key(database, name=name, role=OneRole.OWNER).text)
-    finally:
-        database.close()
 
 
 @commands.command("list")

@@ -93,6 +93,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "compact": "jobs:compact",
         "replay": "jobs:replay",
         "cost": "cost:cost",
+        "upgrade": "upgrade:upgrade",
         "config": "settings:commands",
     },
     "Look inside": {"audit": "files:audit", "inspect": "files:commands", "tso": "time:show", "api": "operate:api"},

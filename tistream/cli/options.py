@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.errors import InvalidInput
+from tistream.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
+    from tistream.catalog.database.engine import Catalog as Database
     from tistream.cli.running import Parts
     from tistream.config import Settings
 
@@ -71,6 +74,26 @@ def spark_settings(given: list[str]) -> dict[str, str]:
             raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
         out[name] = value
     return out
+
+
+@contextmanager
+def catalog_of(url: str | None, config: Path | None, *, must_exist: bool = False) -> Iterator[Database]:
+    """The catalog that the option or the settings name, for a command that needs no bucket; closed at the end. NotFound
+    when it must exist and is a SQLite file that does not."""
+    from tistream.catalog.database.checks import refuse_missing
+    from tistream.catalog.database.engine import Catalog as Database
+    from tistream.cli.assembly import load_settings
+
+    url = load_settings(config, {"catalog.url": url}).catalog.url
+    if not url:
+        raise ConfigError("Name the catalog: --catalog, or [catalog] url of the settings.")
+    if must_exist:
+        refuse_missing(url)
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

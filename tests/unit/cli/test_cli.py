@@ -16,6 +16,7 @@ import pytest
 from typer.main import get_command
 
 from backup.core.compare import Comparison
+from tests.kit.invoked import invoke
 from tistream.cli import changefeed_verify, run
 from tistream.cli import main as cli
 from tistream.cli.files import split_url
@@ -37,15 +38,6 @@ from tistream.errors import (
 SLOW_TO_IMPORT = frozenset(
     ["numpy", "pyarrow", "numba", "polars", "fastapi", "sqlalchemy", "pydantic.main", "httpx2", "obstore", "rich"]
 )
-
-
-def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of `tistream ARGS`."""
-    monkeypatch.setattr(sys, "argv", ["tistream", *args])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capfd.readouterr()
-    return int(ended.value.code or 0), out, err
 
 
 def test_a_timestamp_both_ways(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

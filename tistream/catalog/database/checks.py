@@ -51,7 +51,7 @@ def check_catalog(url: str, clock: Clock) -> list[Finding]:
 
 
 def _reached(url: str, into: list[Catalog]) -> Finding:
-    _must_exist(url)
+    refuse_missing(url)
     into.append(Catalog(url))
     with into[0].reading() as conn:
         version = ".".join(map(str, conn.dialect.server_version_info or ()))
@@ -60,7 +60,7 @@ def _reached(url: str, into: list[Catalog]) -> Finding:
     return ok(f"{name} {version} answers", database=name, version=version)
 
 
-def _must_exist(url: str) -> None:
+def refuse_missing(url: str) -> None:
     """Refuse a missing SQLite file, which opening would create."""
     try:
         parsed = make_url(url)

@@ -37,6 +37,12 @@ def may_run() -> ColumnElement[bool]:
     return exists().where(_c.id == 1, _c.min_release <= bindparam("my_release"))
 
 
+def demanded(conn: Connection) -> tuple[Release, Release]:
+    """(`migrated_by`, `min_release`)."""
+    migrated_by, min_release = conn.execute(_ROW).one()
+    return Release.of_number(migrated_by), Release.of_number(min_release)
+
+
 def refuse_older(conn: Connection, release: Release) -> None:
     """ReleaseTooOld when this release may not run on the catalog."""
     _refuse(conn.execute(_ROW).one(), release)

@@ -16,7 +16,7 @@ error while committing is not: the caller must read back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from tistream.catalog.database.clock_sql import now_ms as _now_ms
 from tistream.catalog.database.compatibility import refuse_older
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import migrating_engine, mysql_engine
-from tistream.catalog.database.revisions import MIGRATIONS, Migrations, revision_of
+from tistream.catalog.database.revisions import MIGRATIONS, Migration, Migrations, revision_of
 from tistream.catalog.database.server_settings import refuse_galera, server_settings
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 from tistream.release import THIS_RELEASE, Release
@@ -70,10 +70,12 @@ class Catalog:
         self._engine = watch(_make_engine(url))
         self._reader = self._engine.execution_options(tistream_begin="BEGIN", tistream_reads=True)
 
-    def migrate(self, to: str | None = None) -> None:
+    def migrate(self, to: str | None = None, note: Callable[[Migration], object] = lambda _: None) -> None:
         """Migrate the schema to this release, or up to an older revision; leave that of a later release, if it allows
-        this one. Safe from any number of processes and threads at once. ReleaseTooOld when it does not, GaleraRefused
-        on a server that loses updates."""
+        this one. Safe from any number of processes and threads at once. `note` each migration before it begins.
+
+        ReleaseTooOld when a later release does not allow this one, MigrationFailed when a migration fails,
+        GaleraRefused on a server that loses updates."""
         self.refuse_galera()
         wanted = to or self._migrations.newest
         present = self.revision()
@@ -83,8 +85,12 @@ class Catalog:
             return  # most starts: Alembic, which takes a while to import, is not needed
         with _alembic, self._migration_lock() as conn:
             if revision_of(conn) in (None, *self._migrations.revisions):  # a later release may have come first
-                self._migrations.run(conn, wanted, self.release)
+                self._migrations.run(conn, wanted, self.release, note)
         self.refuse_older()
+
+    def missing_migrations(self) -> list[Migration]:
+        """Those that `migrate` would run now."""
+        return self._migrations.missing(self.revision())
 
     def refuse_older(self) -> None:
         """ReleaseTooOld when this release may not run on the catalog."""

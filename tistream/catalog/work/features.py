@@ -43,9 +43,9 @@ FEATURES: tuple[Feature, ...] = ()
 
 _LEADS = select(leader.c.epoch).where(leader.c.id == 1).with_for_update()
 _NAMES = select(features.c.name)
-_OLDEST = select(func.min(workers.c.release_no)).where(
-    workers.c.state != WorkerState.GONE, workers.c.heartbeat_ms + LIVING_MS >= now_ms()
-)
+_LIVES = (workers.c.state != WorkerState.GONE, workers.c.heartbeat_ms + LIVING_MS >= now_ms())
+_OLDEST = select(func.min(workers.c.release_no)).where(*_LIVES)
+_LIVING = select(workers.c.worker_id, workers.c.release_no).where(*_LIVES).order_by(workers.c.worker_id)
 _SWITCH_ON = features.insert().values(name=bindparam("feature"), release_no=bindparam("since"), enabled_ms=now_ms())
 
 
@@ -53,6 +53,12 @@ def switched_on(catalog: Catalog) -> frozenset[str]:
     """The names of the features that may be used."""
     with catalog.reading() as conn:
         return frozenset(conn.execute(_NAMES).scalars())
+
+
+def living(catalog: Catalog) -> dict[str, Release]:
+    """The processes that live, with the release that each runs."""
+    with catalog.reading() as conn:
+        return {row.worker_id: Release.of_number(row.release_no) for row in conn.execute(_LIVING)}
 
 
 def switch_on(catalog: Catalog, features: Sequence[Feature], *, leader_epoch: int) -> frozenset[str]:
