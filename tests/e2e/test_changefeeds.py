@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,9 +24,8 @@ from tests.kit.dead_letters import ACCT, CANAL, broken, letters_in, messages_but
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.lane_feed import raw_client, scanned
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
-from tests.kit.recording import expected
 from tests.kit.service_cluster import ServiceCluster
-from tests.kit.ticdc import message_text
+from tests.kit.ticdc import compare_lake
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.catalog.rows.workers import WorkerKind
@@ -58,17 +56,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceCluster
         yield made
 
 
-def rows_in(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The messages of each table, in the order of versions, dates and numbers."""
-    files = [path for path in folder.glob("*/*/*/**/CDC*.json") if path.name != "CDC.index"]
-    placed = sorted((path.parts[len(folder.parts) :], path) for path in files)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for (db, table, version, *_), path in sorted(placed, key=lambda each: (each[0][:2], int(each[0][2]), each[0][3:])):
-        assert version.isdigit()
-        found[db, table] += [json.loads(line) for line in path.read_bytes().split(b"\r\n")[:-1]]
-    return found
-
-
 @pytest.mark.timeout(600)
 def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/lake?protocol=canal-json&enable-tidb-extension=true"
@@ -90,16 +77,7 @@ def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster,
     run(cluster, "replicate-2", "replicate-1")
     cluster.wait_for("the end", lambda: CHANGEFEEDS.get(cluster.catalog, TENANT, "lake").state == "finished")
 
-    wanted: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for entry in expected("ticdc-canal-json-tidb"):
-        if entry["kind"] == "row":
-            wanted[entry["db"], entry["table"]].append(json.loads(message_text(entry["msg"])))
-    found = rows_in(tmp_path / "lake")
-    assert found.keys() == wanted.keys()
-    for table, messages in wanted.items():
-        for message in (*messages, *found[table]):
-            del message["ts"]
-        assert found[table] == messages, table
+    compare_lake(tmp_path / "lake")
     kept = json.loads((tmp_path / "lake" / "metadata").read_bytes())
     assert kept == {"checkpoint-ts": recording_end()}
 

@@ -10,17 +10,38 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import orjson
 import pytest
 
 from apiserver.openapi.breaking import broken
 from simulator.chaos.servers.mariadb import mariadb, new_database
+from tests.kit.later_release import FIRST, NEXT_MINOR, later
+from tests.kit.old_release import MixedCluster, installed
 from tests.kit.recording import EXPECTED
-from tests.kit.release import CHANGES, FOLDER, Service, digests, kept_catalog, read, recorded, restore, service
+from tests.kit.release import (
+    CHANGES,
+    FOLDER,
+    MESSAGES,
+    Service,
+    digests,
+    kept_catalog,
+    read,
+    recorded,
+    reflected,
+    restore,
+    service,
+    write_rows,
+)
 from tests.kit.replica import moments, same_rows
 from tests.kit.ticdc import compare_canal
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import metadata
+from tistream.catalog.work.features import living
+from tistream.catalog.work.leader import get_leader
+from tistream.http.auth.core.roles import Role
+from tistream.http.auth.issue import issue_key
+from tistream.release import Release
 
 RELEASES = sorted(path.name for path in FOLDER.iterdir())
 
@@ -87,6 +108,90 @@ def test_its_catalog_becomes_the_one_of_this_version(version: str, tmp_path: Pat
     columns = {name: set(table["columns"]) for name, table in kept_catalog(catalog)["tables"].items()}
     catalog.close()
     assert columns == {name: set(table.columns.keys()) for name, table in metadata.tables.items()}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("database", ["sqlite", "mariadb"])
+def test_what_it_writes_fits_the_tables_of_this_version(
+    version: str, database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Migrations only add: a process of the release, which knows its own columns, reads and inserts rows as before."""
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    if database == "mariadb":
+        url = new_database(request.getfixturevalue("server"), f"expanded_{version.replace('.', '_')}")
+    catalog = Catalog(url)
+    catalog.migrate()
+    assert list(lacking(version, catalog)) == []
+    write_rows(version, catalog)
+    rows = {name: len(table["rows"]) for name, table in kept_catalog(catalog)["tables"].items()}
+    assert {name: rows[name] for name in rows_of(version)} == rows_of(version)
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "noticed"),
+    [
+        ('op.add_column("workers", sa.Column("zone", sa.String(8), nullable=False))', "workers.zone must be given"),
+        ('op.add_column("workers", sa.Column("zone", sa.String(8)))', ""),
+        ('op.drop_column("workers", "address")', "workers.address is gone"),
+        ('op.drop_table("lanes")', "lanes is gone"),
+    ],
+)
+def test_a_migration_that_takes_something_from_it_is_noticed(step: str, noticed: str, tmp_path: Path) -> None:
+    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db", release=NEXT_MINOR, migrations=later(tmp_path, FIRST, step))
+    catalog.migrate()
+    assert list(lacking("0.1.0", catalog)) == [noticed] * bool(noticed)
+    catalog.close()
+
+
+def lacking(version: str, catalog: Catalog) -> Iterator[str]:
+    """What a process of the release misses in the tables, or would have to give when it inserts."""
+    now = {table.name: table.columns for table in reflected(catalog)}
+    for name, was in read(version, "catalog.json.zst")["tables"].items():
+        if name not in now:
+            yield f"{name} is gone"
+            continue
+        yield from (f"{name}.{column} is gone" for column in was["columns"] if column not in now[name])
+        for column in now[name]:
+            if column.name not in was["columns"] and not column.nullable and column.server_default is None:
+                yield f"{name}.{column.name} must be given"
+
+
+def rows_of(version: str) -> dict[str, int]:
+    """How many rows the release has left in each table."""
+    return {name: len(was["rows"]) for name, was in read(version, "catalog.json.zst")["tables"].items()}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_its_servers_serve_the_catalog_of_this_version(version: str, tmp_path: Path) -> None:
+    """Beside those of this version, and after they were there: each reads what the other has written."""
+    url, bucket, release = f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket", read(version, "held.json")
+    restore(version, url, bucket)
+    settings = {"TISTREAM_CATALOG_URL": url, "TISTREAM_OBJECT_STORE_URL": f"file://{bucket}"}
+    cluster = MixedCluster(
+        tmp_path, {**settings, "TISTREAM_SERVER_AUTH": "keys"}, installed(version, tmp_path / "installed")
+    )
+    headers = {"Authorization": f"Bearer {release['key']}"}
+    consumers = CHANGES.replace("changes", "consumers")
+    try:
+        with service(url, bucket) as here, httpx2.Client(base_url=cluster.url_of("api-1"), headers=headers) as there:
+            cluster.run("meta-1", "api-1", old=True)
+            assert set(living(here.parts.catalog).values()) == {Release.parse(version)}
+            messages, _ = here.messages(release["key"], start_ts="earliest", limit="200000")
+            answer = there.get(CHANGES, params={**MESSAGES, "start_ts": "earliest", "limit": "200000"}, timeout=60)
+            assert list(map(content, answer.content.splitlines())) == list(map(content, messages))
+            new = {"consumer_id": "made-here", "start_ts": "earliest"}
+            owner = issue_key(here.parts.catalog, name="an owner", role=Role.OWNER).text
+            made = here.http.post(consumers, json=new, headers={"Authorization": f"Bearer {owner}"})
+            assert made.status_code == 201, made.text
+            leader = get_leader(here.parts.catalog)
+            assert leader is not None
+            assert (leader.name, leader.release) == ("meta-1", Release.parse(version))
+            names = [item["consumer_id"] for item in there.get(consumers).json()["items"]]
+            assert names == ["a-consumer", "made-here"]
+        assert all(process.stop() == 0 for process in cluster.processes.values()), cluster.logs()
+    finally:
+        cluster.kill()
 
 
 @pytest.mark.parametrize("version", RELEASES)

@@ -173,18 +173,23 @@ def restore(version: str, catalog_url: str, bucket: Path) -> None:
     contents = read(version, "catalog.json.zst")
     catalog = Catalog(catalog_url)
     catalog.migrate(contents["revision"])
-    tables = {table.name: table for table in reflected(catalog)}
-    columns = {name: sorted(table.columns.keys()) for name, table in tables.items()}
+    columns = {table.name: sorted(table.columns.keys()) for table in reflected(catalog)}
     assert columns == {name: sorted(was["columns"]) for name, was in contents["tables"].items()}, "a released migration"
-    with catalog.transaction() as conn:
-        for name, was in contents["tables"].items():
-            conn.execute(tables[name].delete())
-            for row in was["rows"]:
-                conn.execute(tables[name].insert(), {column: _from_json(value) for column, value in row.items()})
+    write_rows(version, catalog)
     catalog.close()
     packed = zstandard.decompress((FOLDER / version / "bucket.tar.zst").read_bytes())
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         unpack_archive(tar, bucket)
+
+
+def write_rows(version: str, catalog: Catalog) -> None:
+    """The release's rows in place of those of the catalog: with the columns that the release has."""
+    tables = {table.name: table for table in reflected(catalog)}
+    with catalog.transaction() as conn:
+        for name, was in read(version, "catalog.json.zst")["tables"].items():
+            conn.execute(tables[name].delete())
+            for row in was["rows"]:
+                conn.execute(tables[name].insert(), {column: _from_json(value) for column, value in row.items()})
 
 
 def read(version: str, name: str) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.kit.recording import expected
 from tests.kit.replica import read_lines
 from tistream import ts as tso
 
@@ -20,14 +21,14 @@ _EARLY = re.compile(r"altertable.*?((truncate|drop|reorganize|coalesce|add)parti
 CANAL: dict[str, Any] = {"enable-tidb-extension": "true"}
 
 
-def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
+def compare_canal(folder: Path, lines: Iterable[bytes]) -> int:
     """Every message of TiCDC exactly once, nothing else, in commit order, none at or below an announced watermark.
 
     A DDL of partitions comes earlier than TiCDC says: its `finishedTs` is what TiCDC has as its commit_ts.
     `lines` are pulled with enable-tidb-extension. Returns the number of messages; AssertionError at the first fault.
     """
     want: Counter[str] = Counter()
-    for d in read_lines(expected / "ticdc-canal-json-tidb.ndjson.zst"):
+    for d in read_lines(folder / "ticdc-canal-json-tidb.ndjson.zst"):
         if d["kind"] == "checkpoint":
             continue
         message = json.loads(d["msg"])
@@ -49,6 +50,33 @@ def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
     assert not missing, f"{missing.total()} missing, for example {next(iter(missing))[:600]}"
     assert not extra, f"{extra.total()} too many, for example {next(iter(extra))[:600]}"
     return rendered.total()
+
+
+def compare_lake(folder: Path) -> int:
+    """What a changefeed wrote to a folder as Canal-JSON, with partitions in one folder, is what TiCDC wrote: each row
+    of each table once, in order. Returns the number of rows; AssertionError at the first table that differs."""
+    wanted: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for entry in expected("ticdc-canal-json-tidb"):
+        if entry["kind"] == "row":
+            wanted[entry["db"], entry["table"]].append(json.loads(message_text(entry["msg"])))
+    written = _rows_in(folder)
+    assert written.keys() == wanted.keys()
+    for table, messages in wanted.items():
+        for message in (*messages, *written[table]):
+            del message["ts"]
+        assert written[table] == messages, table
+    return sum(map(len, wanted.values()))
+
+
+def _rows_in(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The messages of each table, in the order of versions, dates and numbers."""
+    files = [path for path in folder.glob("*/*/*/**/CDC*.json") if path.name != "CDC.index"]
+    placed = sorted((path.parts[len(folder.parts) :], path) for path in files)
+    messages: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for (db, table, version, *_), path in sorted(placed, key=lambda each: (each[0][:2], int(each[0][2]), each[0][3:])):
+        assert version.isdigit()
+        messages[db, table] += [json.loads(line) for line in path.read_bytes().split(b"\r\n")[:-1]]
+    return messages
 
 
 def message_text(message: Any) -> str:
