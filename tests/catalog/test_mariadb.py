@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Connection
 
 from tests.kit.catalog_cases import T, activate, together
+from tistream.catalog.database.columns import KEY_BYTES_MAX
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import KEY_BYTES_MAX, metadata
+from tistream.catalog.database.tables import metadata
 from tistream.catalog.tenancy.tenants import get_tenant, list_tenants, register_tenant
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant

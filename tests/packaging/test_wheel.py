@@ -133,6 +133,7 @@ def test_each_holds_its_packages_with_their_data_and_nothing_else(wheels: Wheels
         "tistream/py.typed",
         "tistream/catalog/database/migrations/env.py",
         "tistream/catalog/database/migrations/versions/v0001_catalog.py",
+        "tistream/catalog/database/migrations/versions/v0002_audit_log.py",
     ):
         assert needed in files_in["tistream"]
 

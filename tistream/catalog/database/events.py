@@ -20,10 +20,11 @@ from sqlalchemy import Connection, Text, and_, bindparam, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.columns import WORKER_NAME_MAX, UInt, Word, WorkerName
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.names import is_name
+from tistream.catalog.database.names import is_name, name_of
 from tistream.catalog.database.records import record_of
-from tistream.catalog.database.tables import UInt, Word, WorkerName, counters, events, next_numbers
+from tistream.catalog.database.tables import counters, events, next_numbers
 from tistream.ids import Tenant
 
 KEEP_EVENTS = 50_000
@@ -132,8 +133,8 @@ def record_event(
             "kind": kind,
             "cluster_id": None if tenant is None else tenant.cluster_id,
             "tenant_id": None if tenant is None else tenant.tenant_id,
-            "subject": _ascii(str(subject)),
-            "actor": _ascii(actor),
+            "subject": name_of(str(subject), WORKER_NAME_MAX),
+            "actor": name_of(actor, WORKER_NAME_MAX),
             "detail": text.decode(),
         },
     )
@@ -156,7 +157,7 @@ def record_assignments(
                 "kind": kind,
                 "cluster_id": None if tenant is None else tenant.cluster_id,
                 "tenant_id": None if tenant is None else tenant.tenant_id,
-                "subject": _ascii(str(subject)),
+                "subject": name_of(str(subject), WORKER_NAME_MAX),
                 "actor": "",
                 "detail": orjson.dumps({"to": worker, "leader_epoch": leader_epoch}).decode(),
             }
@@ -191,7 +192,7 @@ def list_events(
     if tenant is not None:
         conditions += [_E.cluster_id == tenant.cluster_id, _E.tenant_id == tenant.tenant_id]
     if subject is not None:
-        conditions.append(_E.subject == _ascii(subject))  # as it was written
+        conditions.append(_E.subject == name_of(subject, WORKER_NAME_MAX))  # as it was written
     order = _E.event_id.desc() if above is None else _E.event_id
     with catalog.reading() as conn:
         return [_event_row(row) for row in conn.execute(select(events).where(*conditions).order_by(order).limit(limit))]
@@ -213,10 +214,6 @@ def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_
         pruned += len(ids)
         if len(ids) < _PRUNED_AT_ONCE:
             return pruned
-
-
-def _ascii(text: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:128]).rstrip(" ")
 
 
 def _event_row(row: Any) -> EventRow:

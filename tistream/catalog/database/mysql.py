@@ -15,7 +15,7 @@ from __future__ import annotations
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext
 
-from tistream.catalog.database.tables import KEY_BYTES_MAX
+from tistream.catalog.database.columns import KEY_BYTES_MAX
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
 CONNECTIONS_MAX = 15  #: per process

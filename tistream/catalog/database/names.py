@@ -21,6 +21,11 @@ def is_name(text: str, length: int) -> bool:
     return text.isascii() and text.isprintable() and len(text) <= length and not text.endswith(" ")
 
 
+def name_of(text: str, length: int) -> str:
+    """The text as a name, for unchecked texts: cut, and with `?` for characters that no name has."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:length]).rstrip(" ")
+
+
 class Name(TypeDecorator[str]):
     """A column of names, compared byte by byte. InvalidInput for a value that is not a name."""
 

@@ -23,7 +23,6 @@ from sqlalchemy import (
     Index,
     Insert,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -36,55 +35,28 @@ from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.columns import (
+    AnswerBytes,
+    ExactText,
+    ObjectName,
+    OpenKey,
+    ReportText,
+    SecretHash,
+    UInt,
+    Word,
+    WorkerName,
+)
+from tistream.catalog.database.columns import id_ as _id
+from tistream.catalog.database.columns import ids as _ids
+from tistream.catalog.database.columns import ids_with as _ids_with
+from tistream.catalog.database.columns import key_range as _range
+from tistream.catalog.database.columns import uint as _uint
+from tistream.catalog.database.columns import uints as _uints
+from tistream.catalog.database.columns import with_default as _with_default
 from tistream.catalog.database.names import Name
 from tistream.ids import Tenant
 
-WORKER_NAME_MAX = 128
-KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
-
-_MYSQL = ("mysql", "mariadb")
-UInt = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
-KeyBytes = LargeBinary(KEY_BYTES_MAX).with_variant(mysql.VARBINARY(KEY_BYTES_MAX), *_MYSQL)
-
-
-Word = Name(32)
-WorkerName = Name(WORKER_NAME_MAX)
-ObjectName = Name(512)
-SecretHash = Name(64)
-OpenKey = Name(256)
-AnswerBytes = LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
-ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
-
 metadata = MetaData()
-
-
-def _id(name: str, **kwargs: Any) -> Column[int]:
-    return Column(name, UInt, primary_key=True, autoincrement=False, **kwargs)
-
-
-def _ids(*names: str) -> list[Column[int]]:
-    return [_id(name) for name in names]
-
-
-def _uints(*names: str) -> list[Column[int]]:
-    return [_uint(name) for name in names]
-
-
-def _uint(name: str) -> Column[int]:
-    return Column(name, UInt, nullable=False)
-
-
-def _ids_with(name: str) -> list[Column[Any]]:
-    return [*_ids("cluster_id", "tenant_id"), Column(name, WorkerName, primary_key=True)]
-
-
-def _with_default(name: str, value: str) -> Column[int]:
-    return Column(name, UInt, nullable=False, server_default=value)
-
-
-def _range() -> list[Column[bytes]]:
-    return [Column(name, KeyBytes, nullable=False) for name in ("start_key", "end_key")]
-
 
 catalog_release = Table("catalog_release", metadata, _id("id"), *_uints("migrated_by", "min_release"))
 features = Table("features", metadata, Column("name", Word, primary_key=True), *_uints("release_no", "enabled_ms"))
@@ -407,6 +379,30 @@ events = Table(
     Column("subject", WorkerName, nullable=False),
     Column("actor", WorkerName, nullable=False),
     Column("detail", SqlText, nullable=False),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    _id("entry_no"),
+    *_uints("at_ms", "last_ms", "times"),
+    Column("key_id", Word, nullable=False),
+    Column("principal", ExactText, nullable=False),
+    Column("role", Word, nullable=False),
+    Column("address", ExactText, nullable=False),
+    Column("operation", WorkerName, nullable=False),
+    Column("cluster_id", UInt),
+    Column("tenant_id", UInt),
+    Column("target", SqlText, nullable=False),
+    Column("result", Word, nullable=False),
+    _uint("status"),
+    Column("code", Word, nullable=False),
+    Column("request_id", Name(64), nullable=False),
+    Index("audit_log_by_time", "at_ms", "entry_no"),
+    Index("audit_log_of_tenant", "cluster_id", "tenant_id", "at_ms"),
+    Index("audit_log_of_principal", "principal", "at_ms"),
+    Index("audit_log_of_key", "key_id", "at_ms"),
+    Index("audit_log_of_operation", "operation", "at_ms"),
 )
 
 stopped_items = Table(

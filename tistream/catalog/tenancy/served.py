@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, Subquery, and_, case, func, null, select, type_coerce, union_all
 from sqlalchemy.sql.elements import ColumnElement
 
-from tistream.catalog.database.tables import UInt, of_asked_tenant, quarantines, tasks
+from tistream.catalog.database.columns import UInt
+from tistream.catalog.database.tables import of_asked_tenant, quarantines, tasks
 from tistream.catalog.rows.tenants import TaskKind
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from sqlalchemy import and_, case, exists, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from tistream.catalog.database.columns import WORKER_NAME_MAX
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.names import is_name
-from tistream.catalog.database.tables import WORKER_NAME_MAX, of_tenant, stores, tasks, tenants
+from tistream.catalog.database.tables import of_tenant, stores, tasks, tenants
 from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.rows.tenants import TaskKind, TenantState
 from tistream.catalog.work.tasks import task_row

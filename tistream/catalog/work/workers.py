@@ -18,11 +18,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.columns import WORKER_NAME_MAX
 from tistream.catalog.database.compatibility import admit, may_run, refuse_older
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.names import is_name
-from tistream.catalog.database.tables import WORKER_NAME_MAX, ensure_row, lanes, stores, tasks, workers
+from tistream.catalog.database.tables import ensure_row, lanes, stores, tasks, workers
 from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerRow, WorkerState
 from tistream.catalog.work.reports import encode_report, readable_report
