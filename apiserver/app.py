@@ -35,6 +35,8 @@ from reading.served.services import Services
 from tistream import __version__
 from tistream.errors import ObjectNotFound, TiStreamError
 from tistream.http import problem
+from tistream.http.audit.middleware import AuditMiddleware
+from tistream.http.audit.trail import AuditTrail
 from tistream.http.auth import install as auth
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.heads import Heads
@@ -54,7 +56,8 @@ def create_app(
     rates: RateLimits | None = None,
 ) -> FastAPI:
     """The API and the console on one port. `push`: where pushers write. Without an authenticator no keys are required.
-    `app.state.followers.close()` ends streams and waiting pulls."""
+    `app.state.followers.close()` ends streams and waiting pulls; `app.state.audit` is a Service that writes what is
+    folded of the audit log."""
     app = FastAPI(
         title="TiStream",
         version=__version__,
@@ -83,6 +86,8 @@ def create_app(
     openapi.install(app)
     console.install(app, services, followers)
     auth.install(app, services.catalog, authenticator)
+    app.state.audit = AuditTrail(services.catalog, services.clock)
+    app.add_middleware(AuditMiddleware, trail=app.state.audit)
     console.install_error_pages(app)
     return app
 

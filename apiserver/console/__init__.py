@@ -17,7 +17,16 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import changefeed_pages, consumer_pages, key_pages, login, onboarding, operator_pages, views
+from apiserver.console import (
+    audit_page,
+    changefeed_pages,
+    consumer_pages,
+    key_pages,
+    login,
+    onboarding,
+    operator_pages,
+    views,
+)
 from apiserver.console.error_pages import ErrorPages
 from apiserver.console.lag_history import LagHistory
 from apiserver.console.live import router as live_router
@@ -40,7 +49,7 @@ def install(app: FastAPI, services: Services, followers: Followers) -> None:
     pages = Pages(services, _templates())
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     pages.routes.include_router(login.router(services, pages.render))
-    for module in (operator_pages, onboarding, key_pages, consumer_pages, changefeed_pages):
+    for module in (operator_pages, onboarding, key_pages, audit_page, consumer_pages, changefeed_pages):
         module.add_pages(pages)
     _add_pages(pages)
     app.include_router(pages.routes)

@@ -25,6 +25,7 @@ from apiserver.core.token_buckets import BucketPolicy, Buckets
 from reading.served.services import Services
 from tistream.catalog.tenancy.logins import end_session
 from tistream.errors import RateLimited, Unauthenticated
+from tistream.http.audit.request import note_code, note_doer
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body
@@ -66,8 +67,10 @@ def router(services: Services, render: Render) -> APIRouter:
         given, page = fields.get("code", [""])[0].strip(), _own_page(fields.get("next", [_HOME])[0])
         try:
             token = await _session(services, authenticator, given)
+            note_doer(request, await authenticator.authenticate_session(token))
         except Unauthenticated as e:
             wrong.take(caller, 1, now_s)
+            note_code(request, e.code)
             return render(request, "login.html", {"next": page, "error": e.message}, 401)
         answer = RedirectResponse(page, 303)
         scheme = request.url.scheme

@@ -46,7 +46,7 @@ def _add_views(pages: Pages) -> None:
     def tasks(
         tenant: _TenantName = None, cursor: _Cursor = None, owner: _Worker = None, stopped: bool = False
     ) -> dict[str, Any]:
-        return operator_views.tasks(services, _parse_tenant(tenant), cursor, owner or None, stopped)
+        return operator_views.tasks(services, parse_tenant(tenant), cursor, owner or None, stopped)
 
     @pages.view("/tasks/{task_id}", "task.html", every=3)
     def task(task_id: Id) -> dict[str, Any]:
@@ -70,15 +70,15 @@ def _add_views(pages: Pages) -> None:
 
     @pages.view("/gaps", "gaps.html", every=3)
     def watermark_gaps(tenant: _TenantName = None) -> dict[str, Any]:
-        return operator_views.watermark_gaps(services, _parse_tenant(tenant))
+        return operator_views.watermark_gaps(services, parse_tenant(tenant))
 
     @pages.view("/jobs", "jobs.html", every=3)
     def maintenance_jobs(tenant: _TenantName = None, cursor: _Cursor = None, state: _Kind = None) -> dict[str, Any]:
-        return operator_views.maintenance_jobs(services, cursor, _parse_state(state), _parse_tenant(tenant))
+        return operator_views.maintenance_jobs(services, cursor, _parse_state(state), parse_tenant(tenant))
 
     @pages.view("/events", "events.html", every=3)
     def events(tenant: _TenantName = None, cursor: _Cursor = None, kind: _Kind = None) -> dict[str, Any]:
-        return operator_views.events(services, cursor, kind, _parse_tenant(tenant))
+        return operator_views.events(services, cursor, kind, parse_tenant(tenant))
 
 
 def _add_work_actions(pages: Pages) -> None:
@@ -160,7 +160,8 @@ def _parse_state(text: str | None) -> JobState | None:
         raise InvalidInput(f"Jobs are {', '.join(JobState)}.", state=text) from e
 
 
-def _parse_tenant(text: str | None) -> Tenant | None:
+def parse_tenant(text: str | None) -> Tenant | None:
+    """The tenant that a page is asked for as CLUSTER/TENANT; None = all. InvalidInput."""
     if not text:
         return None
     cluster, slash, tenant = text.partition("/")

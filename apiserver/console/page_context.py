@@ -22,6 +22,7 @@ _MENU = (  #: address, name, needed right, whether it concerns the whole deploym
     ("/gaps", "Stalled ranges", Right.LOOK, True),
     ("/events", "Events", Right.LOOK, True),
     ("/keys", "Keys", Right.KEYS, False),
+    ("/audit-log", "Audit log", Right.KEYS, False),
     ("/docs", "API", Right.KNOWN, False),
 )
 

@@ -26,6 +26,7 @@ from apiserver.console.page_context import HEADERS, page_context
 from reading.served.services import Services
 from tistream.errors import TiStreamError
 from tistream.http import problem
+from tistream.http.audit.request import note_code
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.roles import OfLimited, Right
@@ -124,6 +125,7 @@ class Pages:
             text = self._env.get_template(template).render(view(), **context)
         except TiStreamError as e:
             status = problem.status_of(e)
+            note_code(request, e.code)
             text = self._env.get_template("problem.html").render(problem.problem_body(e), **context)
         return Response(text, status, HEADERS, "text/html")
 

@@ -30,6 +30,7 @@ from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work import changefeeds
 from tistream.catalog.work.changefeeds import Sees
 from tistream.clock import Clock
+from tistream.http.audit.request import note_target
 from tistream.http.auth.access import principal_of
 from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import NAME, Name, PathTenant
@@ -207,6 +208,7 @@ def changefeed_router(catalog: Catalog, registry: SchemaRegistry, clock: Clock, 
     )  # fmt: skip
     def create_changefeed(tenant: PathTenant, new: NewChangefeed, request: Request, response: Response) -> Changefeed:
         tenant, name = known(catalog, tenant), new.changefeed_id
+        note_target(request, changefeed_id=name)
         start = start_of(catalog, tenant, CHANGEFEEDS, name, new.start_ts)
         given = ChangefeedSettings(
             sink_uri=new.sink_uri,

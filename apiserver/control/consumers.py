@@ -24,6 +24,7 @@ from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.log_readers import LogReader, ReaderState
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput, NotAllowed
+from tistream.http.audit.request import note_target
 from tistream.http.auth.access import principal_of
 from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import NAME, Name, PathTenant
@@ -102,6 +103,7 @@ def consumer_router(catalog: Catalog) -> APIRouter:
     )  # fmt: skip
     def create_consumer(tenant: PathTenant, new: NewConsumer, request: Request, response: Response) -> Consumer:
         tenant = known(catalog, tenant)
+        note_target(request, consumer_id=new.consumer_id)
         if not served_watermark(catalog, tenant):
             raise InvalidInput("the tenant awaits its schema snapshot: its log has not started")
         start = start_of(catalog, tenant, CONSUMERS, new.consumer_id, new.start_ts)

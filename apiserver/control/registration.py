@@ -34,7 +34,9 @@ from tistream.catalog.tenancy.keys import list_keys
 from tistream.catalog.work import stores, stream_ends, tasks
 from tistream.catalog.work.stopped_items import is_snapshot_refused
 from tistream.errors import Fenced, InvalidInput, NotFound
+from tistream.http.audit.request import note_target
 from tistream.http.auth.access import Who
+from tistream.http.auth.core.keys import parse_key
 from tistream.http.auth.core.roles import Principal, Right, Role
 from tistream.http.auth.issue import issue_key
 from tistream.http.parameters import Id, PathTenant
@@ -328,6 +330,7 @@ def _operators_routes(
             user_keys=_user_keys(new),
         )
         key = _push_key(catalog, row.tenant, who)
+        note_target(request, tenant=row.tenant, **({"key_id": parse_key(key).key_id} if key else {}))
         env = {"TISTREAM_URL": str(request.base_url).rstrip("/")} | ({"TISTREAM_KEY": key} if key else {})
         return RegisteredTenant(
             cluster_id=row.tenant.cluster_id,

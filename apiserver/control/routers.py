@@ -1,7 +1,7 @@
 """The routes by which pushers and operators control the service, put together. Every API server answers them.
 
-They are registration, push access, seeds, retention, consumers, changefeeds, maintenance jobs, and what operators see
-and do. The elected meta server acts on the rows that they write; it has no routes of its own.
+They are registration, push access, seeds, retention, consumers, changefeeds, maintenance jobs, the audit log, and what
+operators see and do. The elected meta server acts on the rows that they write; it has no routes of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from apiserver.control.admin import admin_router
+from apiserver.control.audit_log import audit_log_router
 from apiserver.control.changefeeds import changefeed_router
 from apiserver.control.consumers import consumer_router
 from apiserver.control.jobs import job_router
@@ -27,6 +28,7 @@ def control_routers(services: Services, push: PushPlace) -> list[APIRouter]:
     catalog, sources = services.catalog, sources_of(services)
     return [
         admin_router(sources),
+        audit_log_router(catalog, services.clock),
         job_router(sources),
         registration_router(catalog, push.url, push.issuer),
         push_router(catalog, services.store, push.issuer),

@@ -19,6 +19,7 @@ from apiserver.control.routing import route
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import targets
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.http.audit.request import note_target
 from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
@@ -61,6 +62,7 @@ def target_router(catalog: Catalog, outbound: Terms) -> APIRouter:
     @route(routes, "POST", base, Right.OPERATE, "Allow a target for a tenant")
     def allow_target(tenant: PathTenant, new: NewTarget, request: Request) -> Targets:
         targets.allow_target(catalog, tenant, new.target, actor=actor_of(request))
+        note_target(request, target=new.target)  # a refused one may hold a password
         return shown(tenant)
 
     @route(routes, "DELETE", base, Right.OPERATE, "No longer allow a target for a tenant")
@@ -70,6 +72,7 @@ def target_router(catalog: Catalog, outbound: Terms) -> APIRouter:
         request: Request,
     ) -> Targets:
         targets.disallow_target(catalog, tenant, target, actor=actor_of(request))
+        note_target(request, target=target)
         return shown(tenant)
 
     return routes

@@ -25,6 +25,7 @@ from reading.served.services import Services
 from tistream import ts as tso
 from tistream.catalog.tenancy import keys
 from tistream.errors import InvalidInput, NotAllowed, NotFound
+from tistream.http.audit.request import note_target
 from tistream.http.auth.access import Who, access_of, needs
 from tistream.http.auth.core.roles import OfLimited, Principal, Right, Role, may_give
 from tistream.http.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
@@ -69,7 +70,7 @@ def router(services: Services) -> APIRouter:
     @routes.post(
         "/v1/keys", status_code=201, summary="Create a key", dependencies=needed, responses={201: {"model": CreatedKey}}
     )
-    def create_key(new: NewKey, who: Who) -> dict[str, Any]:
+    def create_key(request: Request, new: NewKey, who: Who) -> dict[str, Any]:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
             raise NotAllowed(f"A key of role {who.role} cannot create such a key.", role=new.role)
@@ -82,6 +83,7 @@ def router(services: Services) -> APIRouter:
             ttl_ms=ttl_ms_of(new.expires_in_s),
             created_by=who.key_id,
         )
+        note_target(request, tenant=tenant, key_id=made.row.key_id, role=new.role)
         return _issued(made)
 
     @routes.get(
@@ -107,10 +109,11 @@ def router(services: Services) -> APIRouter:
         responses={201: {"model": CreatedKey}},
     )
     def rotate_key(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
-        own_key(services, who, key_id)
+        note_target(request, tenant=own_key(services, who, key_id).tenant)
         overlap_ms = int((how or Rotation()).overlap_s * 1000)
         made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, created_by=who.key_id)
         _forget(request)
+        note_target(request, successor=made.row.key_id)
         return _issued(made)
 
     return routes
@@ -212,7 +215,7 @@ def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
 
 def revoke_own(services: Services, request: Request, who: Principal, key_id: str) -> dict[str, Any]:
     """Revoke a key that `who` may change. Safe to repeat."""
-    own_key(services, who, key_id)
+    note_target(request, tenant=own_key(services, who, key_id).tenant)
     keys.revoke_key(services.catalog, key_id)
     _forget(request)
     return shown(keys.get_key(services.catalog, key_id))

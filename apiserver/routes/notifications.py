@@ -23,7 +23,7 @@ from tistream.objectstore.notifications import BODY_BYTES_MAX
 
 def router(notifications: Notifications, token: str) -> APIRouter:
     """The route; the token is checked before the body is read."""
-    routes = APIRouter(dependencies=[needs(Right.OPEN)], include_in_schema=False)
+    routes = APIRouter(dependencies=[needs(Right.OPEN, changes=False)], include_in_schema=False)
 
     @routes.post(NOTIFICATIONS_PATH, status_code=204)
     async def take(request: Request) -> Response:

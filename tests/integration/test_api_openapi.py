@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx2
 import pytest
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
 from apiserver.openapi.document import descriptions, recorded, requests
 from tests.kit.api_examples import record, shape
+from tests.kit.audit_witness import Witness, entries
 from tests.kit.catalog_cases import new_catalog
 from tests.kit.control_app import control_app
 from tistream.catalog.database.engine import Catalog
+from tistream.http.access_log import RequestLog
+from tistream.http.audit.request import ROUTINE
 from tistream.http.error_reference import known_errors
+from tistream.ids import Tenant
 
 JSON, PROBLEM = "application/json", "application/problem+json"
 
@@ -190,16 +196,57 @@ def test_every_get_route_answers_head(document: dict[str, Any], tmp_path: Path) 
             assert head.headers.get("content-type") == full.headers.get("content-type"), path
 
 
+class Played(NamedTuple):
+    """One request of every operation, answered."""
+
+    answers: dict[str, dict[str, str]]
+    requests: dict[str, dict[str, Any]]
+    judged: set[str]
+    witness: Witness
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    witnesses: list[Witness] = []
+
+    def watch(app: FastAPI, catalog: Catalog) -> Callable[[httpx2.Response], None]:
+        app.add_middleware(RequestLog)
+        witnesses.append(Witness(app, catalog))
+        return witnesses[0].look
+
+    yield Played(*record(tmp_path_factory.mktemp("played"), watch), *witnesses)
+    witnesses[0].catalog.close()
+
+
 def test_answers_fit_their_models_and_examples_have_the_shape_of_what_comes_now(
-    tmp_path: Path, document: dict[str, Any]
+    played: Played, document: dict[str, Any]
 ) -> None:
-    now, sent, judged = record(tmp_path)
+    now, sent, judged, _ = played
     answers = {o["operationId"]: [r for c, r in o["responses"].items() if c[0] == "2"] for _, o in operations(document)}
     assert judged == {name for name, those in answers.items() if any(JSON in r.get("content", {}) for r in those)}
     for those, old in ((now, recorded()), (sent, requests())):
         assert set(those) == set(old), "run: python -m tests.kit.api_examples"
         for operation, examples in those.items():
             assert shape(examples) == shape(old[operation]), f"{operation}: run python -m tests.kit.api_examples"
+
+
+def test_every_operation_that_is_no_get_has_an_entry_in_the_audit_log(played: Played) -> None:
+    """tests/integration/test_audit_log.py shows that one which is exempted is noticed."""
+    witness, catalog = played.witness, played.witness.catalog
+    changing = witness.operations.changing()
+    assert {name for name, _ in witness.seen} == changing, "each was asked for"
+    assert len(changing) > 40
+    assert witness.missing("me") == set()
+    assert changing >= ROUTINE, "and these exist"
+    results = {(entry.operation, entry.result, entry.status // 100) for entry in entries(catalog, principal="me")}
+    assert {(name, "done", 2) for name in changing} == results
+    assert "tsk_" not in str(entries(catalog))
+    (made,), (rotated,) = (entries(catalog, operation=name) for name in ("create_key", "rotate_key"))
+    assert made.target.removesuffix(" role=viewer") == rotated.target.partition(" successor=")[0]
+    (consumer,) = entries(catalog, operation="create_consumer")
+    assert (consumer.tenant, consumer.target) == (Tenant(1, 1), "consumer_id=warehouse")
+    (deleted,) = entries(catalog, operation="delete_tenant")
+    assert (deleted.tenant, deleted.target) == (Tenant(1, 1), "dry_run")
 
 
 def test_every_operation_is_described_and_shows_a_request(document: dict[str, Any]) -> None:

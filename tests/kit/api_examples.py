@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ _READS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class Requests:
-    """Keeps the first request of each operation that was answered well."""
+class Operations:
+    """The operations of an API's description."""
 
     def __init__(self, app: FastAPI) -> None:
         self._paths = [
@@ -96,18 +97,38 @@ class Requests:
             for path, methods in app.openapi()["paths"].items()
             for method, operation in methods.items()
         ]
+
+    def changing(self) -> set[str]:
+        """Those that are no GET."""
+        return {name for method, _, name in self._paths if method != "GET"}
+
+    def of(self, request: httpx2.Request) -> str | None:
+        """The operation that was asked for."""
+        path = path_of(request)
+        names = [name for word, pattern, name in self._paths if word == request.method and pattern.fullmatch(path)]
+        return names[0] if names else None
+
+
+def path_of(request: httpx2.Request) -> str:
+    return request.url.raw_path.decode().partition("?")[0]
+
+
+class Requests:
+    """Keeps the first request of each operation that was answered well."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._operations = Operations(app)
         self.kept: dict[str, dict[str, Any]] = {}
 
     def take(self, answer: httpx2.Response) -> None:
         """Look at an answer; a hook of clients."""
         request = answer.request
-        path, method = request.url.raw_path.decode().partition("?")[0], request.method
-        names = [name for word, pattern, name in self._paths if word == method and pattern.fullmatch(path)]
-        if not answer.is_success or not names:
+        name = self._operations.of(request)
+        if not answer.is_success or name is None:
             return
-        body = request.content
+        body, path = request.content, path_of(request)
         found = {"path": path, "query": dict(request.url.params), "body": json.loads(body) if body else None}
-        self.kept.setdefault(names[0], found)
+        self.kept.setdefault(name, found)
 
 
 def _pattern(path: str) -> str:
@@ -115,9 +136,14 @@ def _pattern(path: str) -> str:
     return (".+" if path.endswith("/files/{name}") else "[^/:]+").join(re.escape(part) for part in literal)
 
 
-def record(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]], set[str]]:
+Watch = Callable[[FastAPI, Catalog], Callable[[httpx2.Response], None]]
+
+
+def record(
+    folder: Path, watch: Watch = lambda _app, _catalog: lambda _answer: None
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]], set[str]]:
     """Operation -> media type -> example of the answer, without JSON; operation -> example of the request; the
-    operations whose JSON answers were judged."""
+    operations whose JSON answers were judged. What `watch` returns sees each answer to the owner's key `me`."""
     with api_world(folder) as world:
         world.log.build(4)
         world.log.seed()
@@ -125,10 +151,10 @@ def record(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, dict[str,
         owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, created_by="").text
         app = create_app(world.services, push=PUSH_PLACE, authenticator=authenticator)
         judge = judged(app)
-        requests = Requests(app)
+        requests, look = Requests(app), watch(app, world.catalog)
         world.http.event_hooks = {"response": [requests.take]}
         with TestClient(app) as http:
-            http.event_hooks = {"response": [requests.take]}
+            http.event_hooks = {"response": [requests.take, look]}
             http.headers["Authorization"] = f"Bearer {owner}"
             for path, query in _READS:
                 _ask(http, "GET", path, query)
@@ -345,6 +371,7 @@ def _keys(http: TestClient) -> None:
     key_id = _ask(http, "POST", "/v1/keys", {}, {"name": "warehouse", "role": "viewer"})["key_id"]
     _ask(http, "GET", "/v1/whoami")
     _ask(http, "GET", "/v1/keys")
+    _ask(http, "GET", "/v1/audit-log", {"operation": "create_key"})
     _ask(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_s": 86400})
     _ask(http, "DELETE", f"/v1/keys/{key_id}")
     _ask(http, "POST", "/v1/console-codes")

@@ -67,7 +67,8 @@ class Running:
         self._has_console = has_console
         self._drains, self._drain_timeout_s = drains, drain_timeout_s
         self._closing = closing
-        self.services = ServiceGroup("services", services, parts.clock)
+        audit = [app.state.audit] if app is not None else []
+        self.services = ServiceGroup("services", [*services, *audit], parts.clock)
         server, metrics = parts.settings.server, parts.settings.metrics
         followers = getattr(app.state, "followers", None) if app is not None else None
         closing = followers.close if followers is not None else lambda: None
@@ -140,7 +141,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
     """Lines below the greeting. A secret is for a terminal only: what a service prints elsewhere is kept in logs."""
+    from tistream.catalog.rows.audit import Deed
     from tistream.catalog.tenancy.keys import list_keys
+    from tistream.cli.recorded import record_done
     from tistream.http.auth.core.keys import parse_key
     from tistream.http.auth.core.roles import Role
     from tistream.http.auth.issue import first_owner_key, login_code
@@ -149,6 +152,7 @@ def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
     if _has_terminal():
         key = first_owner_key(catalog)
         if key is not None:
+            record_done(catalog, Deed(operation="first owner key", target=f"key_id={parse_key(key).key_id}"))
             lines += [
                 f"  owner key  {key}",
                 "             shown this once and kept nowhere: `tistream login` remembers it for you",
@@ -156,6 +160,7 @@ def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
         owners = [row.key_id for row in list_keys(catalog) if row.role == Role.OWNER and row.state == "living"]
         who = parse_key(key).key_id if key is not None else next(iter(owners), None)
         if has_console and who is not None:
+            record_done(catalog, Deed(operation="console code", target=f"key_id={who}"))
             lines.append(f"  console    {url}/login#{login_code(catalog, who)}")
             lines.append("             signs you in once, within ten minutes; later: tistream login --console")
     elif not any(row.role == Role.OWNER for row in list_keys(catalog)):

@@ -19,6 +19,7 @@ from tistream.runtime import metrics
 log = structlog.get_logger(__name__)
 
 HEADER = b"x-request-id"
+REQUEST_ID = "tistream.http.request_id"  #: key of the id in a request's scope
 
 _SANE = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TENANT = re.compile(r"/v1/clusters/(\d+)/tenants/(\d+)(?:/|$)")
@@ -42,7 +43,8 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        bound = {"request_id": request_id.decode()} | _tenant(scope["path"])
+        scope[REQUEST_ID] = request_id.decode()
+        bound = {"request_id": scope[REQUEST_ID]} | _tenant(scope["path"])
         status, size, began = 500, 0, time.perf_counter()
 
         async def answer(message: _Message) -> None:

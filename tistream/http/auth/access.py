@@ -31,6 +31,7 @@ from starlette.routing import Mount
 from tistream.catalog.tenancy.tenants import not_registered
 from tistream.errors import KeyLimited, NotAllowed, NotFound, invariant
 from tistream.http import error_reference
+from tistream.http.audit.request import begin
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import LIMITED_RIGHTS, AccessDecision, OfLimited, Principal, Right, decide
 from tistream.ids import Tenant
@@ -50,6 +51,7 @@ class Declared:
     right: Right
     filtered: bool = False
     limited: OfLimited | None = None  #: what it does for a key limited to tables; None: not said
+    changes: bool = True  #: False: it changes nothing, whatever its method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,19 @@ class Access:
 _DECLARED: dict[Callable[..., Any], Declared] = {}
 
 
-def needs(right: Right, *, filtered: bool = False, limited: OfLimited | None = None) -> params.Depends:
-    """The dependency that declares the rule of a route or a router."""
+def needs(
+    right: Right, *, filtered: bool = False, limited: OfLimited | None = None, changes: bool = True
+) -> params.Depends:
+    """The dependency that declares the rule of a route or a router, and lets operations begin in the audit log.
+    `changes`: False for a route that changes nothing, whatever its method."""
 
     async def check(request: Request) -> None:
         if right is not Right.OPEN:
             _check(request, right, filtered)
             _check_limit(principal_of(request), limited)
+        await begin(request, None if right is Right.OPEN else principal_of(request), silent=not changes)
 
-    _DECLARED[check] = Declared(right=right, filtered=filtered, limited=limited)
+    _DECLARED[check] = Declared(right=right, filtered=filtered, limited=limited, changes=changes)
     dependency = Depends(check)
     assert isinstance(dependency, params.Depends)
     return dependency

@@ -34,7 +34,7 @@ from tistream.http.problem import SECURITY_HEADERS, problem_response
 log = structlog.get_logger(__name__)
 
 CSRF_HEADER, CSRF_FIELD = "x-csrf-token", "csrf"
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
 _FORM_BYTES_MAX = 64 << 10
 _COOKIE = "tistream_session"
@@ -84,7 +84,8 @@ class AuthMiddleware:
             if not is_open:
                 raise
             return Access(principal=None, authenticator=self._authenticator), receive
-        if access.session and request.scope["method"] not in _SAFE and not is_open:
+        if access.session and request.scope["method"] not in SAFE and not is_open:
+            request.scope[ACCESS] = access  # whose session it is counts also when the request is refused
             receive = await _checked_csrf(request, receive, csrf_of(access.session))
         return access, receive
 
@@ -141,7 +142,7 @@ def _refuse_other_sites(request: HTTPConnection) -> None:
     """Refuse changes requested by pages of other sites. Browsers send the origin; programs do not, and need a key. A
     header such as Authorization proves nothing: a page may send one, and without keys it is not looked at."""
     headers = request.headers
-    if request.scope["method"] in _SAFE:
+    if request.scope["method"] in SAFE:
         return
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None and origin is not None:

@@ -1,0 +1,1 @@
+"""Which operations of a minute are one entry."""
