@@ -4,7 +4,7 @@
                          service token, switch on features, look at the database's settings
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
-                         tenants, and old events
+                         tenants, old events and entries of the audit log
     retention thread     every ten minutes, while leader: raise floors, retire the log below
     maintenance thread   every 30 s, while leader: record jobs for executors
     audit thread         once a day, while leader: compare catalog and bucket
@@ -45,6 +45,7 @@ from tistream.catalog.database.events import prune_events
 from tistream.catalog.database.server_settings import CommitsNotDurable, lost_in_a_crash
 from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerState
+from tistream.catalog.tenancy.audit_log import prune_audit_log
 from tistream.catalog.tenancy.tenants import every_tenant
 from tistream.catalog.work.features import FEATURES, Feature, switch_on
 from tistream.catalog.work.jobs import prune_jobs
@@ -100,6 +101,7 @@ class MetaOptions:
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
     reshape: ReshapeSettings | None = None  #: None = tasks are not split or merged
     service_token_hours: float = 24
+    audit_retention_s: int = 0  #: of the audit log; 0 = for ever
     features: Sequence[Feature] = FEATURES
 
 
@@ -124,7 +126,7 @@ class MetaWorker:
         )
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms, name=name)
         self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms, name=name)
-        self._pruning = Contained(catalog, clock, name, "pruning")
+        self._pruning, self._audit_log_s = Contained(catalog, clock, name, "pruning"), options.audit_retention_s
         tasks = TaskItems(catalog)
         self._assigning = Contained(
             catalog, clock, name, "assignment", stopped_first_s=JOB_FIRST_S, stopped_max_s=JOB_MAX_S
@@ -257,6 +259,7 @@ class MetaWorker:
             self._pruning.load()
             self._pruning.run("events", lambda: prune_events(self._catalog))
             self._pruning.run("stops", lambda: forget_stale_items(self._catalog))
+            self._pruning.run("audit log", lambda: prune_audit_log(self._catalog, keep_s=self._audit_log_s))
             self._pruning.run("jobs", lambda: prune_jobs(self._catalog))
             self._pruning.sync()
 

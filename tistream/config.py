@@ -150,6 +150,9 @@ class MetaSettings(_Section):
     )
     merge_after_s: float = Field(600, ge=1, description="how long both neighbours must be cold before they are merged")
     tasks_max: int = Field(64, ge=1, le=1024, description="most data tasks of a tenant")
+    audit_retention_s: int = Field(
+        400 * 86_400, ge=0, description="seconds that entries of the audit log are kept; 0 = for ever"
+    )
     service_token_hours: float = Field(
         24, gt=0, description="how often the service token is replaced; the one before stays valid as long again"
     )

@@ -40,6 +40,8 @@ PAGES = {
     "checklist": "/tenants/1/2/checklist",
     "connect-page": "/tenants/1/1/connect?table=shop.customers",
     "keys-none": "/keys",
+    "audit-log": "/audit-log",
+    "audit-log-filtered": "/audit-log?principal=nobody&result=failed",
     "split": "/tasks/3/split",
     "merge": "/tasks/3/merge?with=4",
 }
@@ -60,6 +62,8 @@ class Site(Tabs):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("console")
     with operated(folder) as cluster, served(cluster.http.app) as server, chromium() as browser:  # type: ignore[arg-type]
+        for path in ("/v1/clusters/1/tenants/1:pause?dry_run=true", "/v1/tasks/999:retry"):  # for the audit log
+            cluster.http.post(path)
         yield Site(browser, server.url, cluster)
 
 

@@ -277,7 +277,7 @@ def test_parts_are_the_pages_own_and_the_tests_know_them(site: Site) -> None:
         task = conn.execute(tables.tasks.select().limit(1)).one().task_id
     pages = (
         "/overview", "/tenants", "/tenants/1/1", "/tenants/1/1/waterfall", "/tenants/1/1/checklist", "/tasks",
-        f"/tasks/{task}", "/workers", "/gaps", "/events?kind=task", "/keys",
+        f"/tasks/{task}", "/workers", "/gaps", "/events?kind=task", "/keys", "/audit-log?result=done",
     )  # fmt: skip
     for path in pages:
         html = site.auth.get(path, key).text

@@ -35,6 +35,7 @@ TENANT = ("-c", "1", "-t", "2")
 #: the words of a command -> what is given to it, once or several times. {folder} is an empty folder.
 CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "api get": (("/v1/workers",), ("/v1/workers", "--format", "yaml"), ("/v1/workers", "--format", "ndjson")),
+    "audit-log": ((), ("--json",)),
     "changefeed checkpoint": (("x", "5", *TENANT),),
     "changefeed create": (("x", *TENANT),),
     "changefeed list": (TENANT,),

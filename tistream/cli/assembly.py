@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from tistream import config
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.audit import Deed
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli.executors import maintenance_rules, outbound_terms, replication_worker, spark_worker, threads_worker
 from tistream.cli.presence import Presence, present_command
 from tistream.cli.process_memory import keep_freed_memory, keep_pandas_out
+from tistream.cli.recorded import recorded
 from tistream.cli.running import Parts, Running
 from tistream.cli.startup import answers, process_name
 from tistream.clock import SystemClock
@@ -75,11 +77,12 @@ def open_parts(settings: Settings) -> Parts:
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[Parts]:
-    """`open_parts` for a command, which is in the list of workers while it runs. The catalog is closed at the end."""
+def opened(settings: Settings, deed: Deed | None) -> Iterator[Parts]:
+    """`open_parts` for a command, which is in the list of workers while it runs. The catalog is closed at the end.
+    `deed`: what the audit log says of it; None: it only reads."""
     parts = open_parts(settings)
     try:
-        with present_command(parts.catalog, parts.clock):
+        with present_command(parts.catalog, parts.clock), recorded(parts.catalog, deed):
             yield parts
     finally:
         parts.catalog.close()
@@ -370,6 +373,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         retention_hours=settings.retention_hours,
         service_token_hours=settings.service_token_hours,
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
+        audit_retention_s=settings.audit_retention_s,
         retention_interval_s=settings.retention_interval_s,
         collect_interval_s=settings.collect_interval_s,
         grace_ms=round(settings.collect_grace_s * 1000),

@@ -147,7 +147,7 @@ def audit(
     from tistream.cli.assembly import opened
 
     audits = []
-    with opened(where.settings()) as parts:
+    with opened(where.settings(), None) as parts:
         for result in run(parts.catalog, parts.store, parts.clock, grace_ms=grace_s * 1000):
             wrong = [{"object": f.object_key, "bytes": f.bytes, "found_bytes": f.found_bytes} for f in result.faults]
             audits.append({**asdict(result), "tenant": str(result.tenant), "faults": wrong})

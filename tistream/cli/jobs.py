@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from compactor.job import JobReport
     from compactor.local import LocalExecutor
     from compactor.spark import SparkExecutor
+    from tistream.catalog.rows.audit import Deed
     from tistream.cli.running import Parts
 
 _MIB = 1 << 20
@@ -85,6 +86,7 @@ def compact(
     from compactor.job import JobSettings
     from compactor.maintenance import build_bases_of, merge_tenant
     from tistream.catalog.log.exclusions import forget_exclusions
+    from tistream.catalog.rows.audit import Deed
     from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.ids import Tenant as TenantId
 
@@ -94,7 +96,7 @@ def compact(
         tail_ratio=base_tail_ratio, tail_bytes_min=base_tail_mb * _MIB, budget_bytes=budget_mb * _MIB
     )
     with ExitStack() as stack:
-        parts, progress = _begin(stack, "compaction", where)
+        parts, progress = _begin(stack, "compaction", where, Deed(operation="tistream compact", tenant=who))
         kept_ms = kept_s(get_tenant(parts.catalog, who), parts.settings.meta.retention_hours) * 1000
         window_ms = max(int(base_window_h * 3_600_000), kept_ms)
         base_settings = BaseSettings(lag_ms=lag_ms, window_ms=window_ms, due_ms=kept_ms // 2, plan=base_plan)
@@ -124,12 +126,13 @@ def replay(
 ) -> None:
     """Replay a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
     from backfill.job import Replay, ReplaySettings
+    from tistream.catalog.rows.audit import Deed
     from tistream.cli.time import moment
     from tistream.ids import Tenant as TenantId
 
-    at = None if until is None else moment(until)
+    at, who = None if until is None else moment(until), TenantId(of.cluster, of.tenant)
     with ExitStack() as stack:
-        opened, progress = _begin(stack, "replay", where)
+        opened, progress = _begin(stack, "replay", where, Deed(operation="tistream replay", tenant=who))
         executor, width = _replayer(opened, on, parts, stack)
         settings = ReplaySettings(
             until=at,
@@ -138,17 +141,17 @@ def replay(
             memory_bytes=memory_mb * _MIB,
             skew_max_ms=opened.settings.catalog.clock_skew_max_ms,
         )
-        run = Replay(opened.catalog, opened.store, opened.clock, TenantId(of.cluster, of.tenant), executor, settings)
+        run = Replay(opened.catalog, opened.store, opened.clock, who, executor, settings)
         report = run.run(progress)
     show_facts({**asdict(report), "tenant": str(report.tenant)}, output)
 
 
-def _begin(stack: ExitStack, title: str, where: DeploymentOptions) -> tuple[Parts, Callable[..., None]]:
-    """Catalog and bucket, and what shows progress."""
+def _begin(stack: ExitStack, title: str, where: DeploymentOptions, deed: Deed) -> tuple[Parts, Callable[..., None]]:
+    """Catalog and bucket, and what shows progress. `deed`: for the audit log."""
     from tistream.cli.assembly import opened
     from tistream.cli.progress import Progress
 
-    parts = stack.enter_context(opened(where.settings()))
+    parts = stack.enter_context(opened(where.settings(), deed))
     return parts, stack.enter_context(Progress(title, sys.stderr)).update
 
 

@@ -51,13 +51,18 @@ def owner(
 
     It writes to the catalog that --data, --catalog or the settings name, as services do. The key is printed once, alone
     on standard output."""
+    from tistream.catalog.rows.audit import Deed
+    from tistream.cli.recorded import recorded
     from tistream.http.auth.core.roles import Role as OneRole
     from tistream.http.auth.issue import issue_key
 
     url = catalog or (None if data is None else f"sqlite:///{data.resolve()}/catalog.db")
     with catalog_of(url, config) as database:
         database.migrate()
-        print(issue_key(database, name=name, role=OneRole.OWNER).text)
+        with recorded(database, Deed(operation="tistream key owner")) as command:
+            made = issue_key(database, name=name, role=OneRole.OWNER)
+            command.note_target(f"key_id={made.row.key_id} role={made.row.role}")
+        print(made.text)
 
 
 @commands.command("list")

@@ -87,6 +87,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "gaps": "operate:watermark_gaps",
         "stops": "operate:stops",
         "events": "operate:events",
+        "audit-log": "audit_log:audit_log",
         "workers": "operate:workers",
         "tasks": "operate:tasks",
         "jobs": "operate:jobs",

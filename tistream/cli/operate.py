@@ -30,8 +30,8 @@ quarantine = typer.Typer(help="Decide about stores that contradict their own pro
 stores.add_typer(quarantine, name="quarantine")
 api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
 
-_PAGE = 1000
-_FOLLOW_S = 1.0
+PAGE = 1000
+FOLLOW_S = 1.0
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most rows to show.")]
 WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
@@ -215,11 +215,11 @@ def events(
         newest = max([newest, *(event["event_id"] for event in listed)], key=int)
         try:
             while follow:
-                page = client.get("/v1/events", after=newest, limit=str(_PAGE), **query)
+                page = client.get("/v1/events", after=newest, limit=str(PAGE), **query)
                 newest = page["newest"]
                 _show_events(page["items"], to.output, follow)
-                if len(page["items"]) < _PAGE:
-                    time.sleep(_FOLLOW_S)
+                if len(page["items"]) < PAGE:
+                    time.sleep(FOLLOW_S)
         except KeyboardInterrupt:
             return
 
@@ -260,7 +260,7 @@ def pages(client: Client, path: str, limit: int, query: dict[str, str]) -> Itera
     """The items of a list, page by page, up to its end or `limit`."""
     cursor = None
     while limit > 0:
-        page = client.get(path, limit=str(min(limit, _PAGE)), **query, **given(cursor=cursor))
+        page = client.get(path, limit=str(min(limit, PAGE)), **query, **given(cursor=cursor))
         yield from page["items"]
         limit -= len(page["items"])
         cursor = page["next_cursor"]
