@@ -20,6 +20,7 @@ from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import LogBuilder
 from tests.kit.operated import Operated, operated
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.revisions import MIGRATIONS
 from tistream.catalog.rows.audit import AuditEntry, Deed
 from tistream.catalog.tenancy.audit_log import EntryFilter, list_entries
 from tistream.cli import running
@@ -139,6 +140,18 @@ def test_commands_that_change_the_log_are_recorded_and_one_that_reads_is_not(cat
     assert (done.operation, done.tenant, done.result) == ("tistream compact", Tenant(1, 1), "done")
     assert (missing.tenant, missing.result, missing.code) == (Tenant(9, 9), "refused", "TS-1010")
     assert (replay.operation, replay.result) == ("tistream replay", "refused")
+
+
+def test_an_upgrade_is_recorded_when_it_changes_something(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    old = Catalog(url)
+    old.migrate(to="0001")
+    for _ in range(2):
+        assert command("upgrade", "--run", "--catalog", url).exit_code == 0
+    (entry,) = entries(old)
+    assert (entry.operation, entry.target) == ("tistream upgrade", f"revision={MIGRATIONS.newest}")
+    assert (entry.principal, entry.result) == (ME, "done")
+    old.close()
 
 
 def test_a_command_has_its_entry_while_it_runs(catalog: Catalog) -> None:

@@ -58,7 +58,7 @@ def recorded(catalog: Catalog, deed: Deed | None) -> Iterator[RunningCommand]:
 
 
 def record_done(catalog: Catalog, deed: Deed) -> None:
-    """Record what a process has done on its own terminal."""
+    """Record what a process has done by itself: what cannot be recorded before, or does no harm when it is lost."""
     add_entries(catalog, [Ended(doer=_doer(), deed=deed, outcome=Outcome(result=Result.DONE))])
 
 

@@ -38,13 +38,17 @@ def upgrade(
     5: the catalog is that of a later release, which does not allow this one."""
     if check == run or (wait and not run):
         raise InvalidInput("Give --check or --run; --wait belongs to --run.")
+    from tistream.catalog.rows.audit import Deed
     from tistream.catalog.work.upgrade import look
+    from tistream.cli.recorded import record_done
 
     with catalog_of(catalog, config, must_exist=check) as database:
         state = look(database)
         if run:
             state.refuse_to_fence()
             database.migrate(note=lambda each: _say(f"migration {each.revision}: {each.title}"))
+            if (revision := database.revision()) != state.revision:  # the audit log may be one of the new tables
+                record_done(database, Deed(operation="tistream upgrade", target=f"revision={revision}"))
             state = _waited(database, timeout) if wait else look(database)
         show_facts(_facts(state), output)
         state.refuse_to_fence()
