@@ -30,7 +30,9 @@ from tistream.feed.tls import TLS_SCHEME, FeedTls, FeedTlsFiles
 from tistream.feed.wire import FEED_COMMAND, LOOK, as_flight, decode_command, decode_files
 from tistream.model.change import ROWS
 from tistream.model.problem import Problem
+from tistream.runtime import metrics
 from tistream.runtime.service import Repeating
+from tistream.runtime.tls import not_after
 
 log = structlog.get_logger(__name__)
 
@@ -171,6 +173,7 @@ class FlightDispatcher:
         self.worker = worker
         self._tokens, self._clock, self._host, self._files = tokens, clock, host, tls
         self._tls = None if tls is None else tls.read()
+        self._show_end()
         self._server = FlightFeedServer(host, port, tokens, clock, tls=self._tls)
         self._port = self._server.port
         worker.address = f"{'grpc://' if tls is None else TLS_SCHEME}{advertise or host}:{self._port}"
@@ -207,6 +210,10 @@ class FlightDispatcher:
             if tls != self._tls:
                 self._reopen(tls)
 
+    def _show_end(self) -> None:
+        if self._tls is not None:
+            metrics.CERTIFICATE_NOT_AFTER.labels("flight").set(not_after(self._tls.certificate))
+
     def _reopen(self, tls: FeedTls) -> None:
         """Listen on the same port with other certificates: a server keeps those that it was made with."""
         log.info("the files of [feed] have changed, reopening the Flight port", port=self._port)
@@ -216,3 +223,4 @@ class FlightDispatcher:
         except (pa.ArrowException, OSError) as e:
             raise FeedUnavailable("the Flight port cannot be reopened", port=self._port, cause=str(e)) from e
         self._server.source, self._server.look, self._tls = self.worker, self.worker.look, tls
+        self._show_end()

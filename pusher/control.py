@@ -17,9 +17,9 @@
 Every request is safe to repeat. A lost answer to the first one only skips a number: an incarnation without files is
 empty. Nothing here retries; callers that can wait use `retrying`.
 
-Errors: a problem document with the code of a final error becomes that error, with the server's text. Everything else is
-ControlUnavailable (kind RETRY): transport faults, retryable statuses, server errors, and any page that a proxy or
-ingress sends instead.
+Errors: a problem document with the code of a final error becomes that error, with the server's text. Certificates that
+do not fit at the first request are CertificateRefused. Everything else is ControlUnavailable (kind RETRY): transport
+faults, retryable statuses, server errors, and any page that a proxy or ingress sends instead.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from tistream.objectstore.session import SessionCredentials
 from tistream.runtime.credentials import key_for
 from tistream.runtime.proxies import reach
 from tistream.runtime.service import Backoff
+from tistream.runtime.tls import ClientFiles
+from tistream.runtime.tls_faults import CertificateRefused, refusal, words_of
 
 _RETRY_STATUS = frozenset({408, 425, 429})
 _ZSTD = b"\x28\xb5\x2f\xfd"  # magic number of a snapshot
@@ -212,18 +214,19 @@ class CaptureControl(RecordingControl, ReseedControl, Protocol):
 
 
 class HttpControl:
-    """The control plane behind a URL. `token` is the API key; None = the one `tistream.runtime.credentials` has for the
-    URL."""
+    """The control plane behind a URL. `token` is the API key and `files` those of TLS; None = what
+    `tistream.runtime.credentials` has for the URL."""
 
     timeout_s: ClassVar[float] = 5.0  #: for each request
 
-    def __init__(self, url: str, tenant: Tenant, *, token: str | None = None) -> None:
+    def __init__(self, url: str, tenant: Tenant, *, token: str | None = None, files: ClientFiles | None = None) -> None:
         self._tenant = tenant
         self._service = url.rstrip("/")
         self._root = f"{self._service}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=self.timeout_s, headers=headers, **reach(url))
+        self._http = httpx2.Client(timeout=self.timeout_s, headers=headers, **reach(url, files=files))
+        self._has_answered = False  # from then on wrong certificates are waited out: they were right
         self.has_session = False  #: as of the last push bundle
 
     @property
@@ -324,7 +327,11 @@ class HttpControl:
         try:
             response = self._http.request(method, url, json=body)
         except httpx2.RequestError as e:
+            fault = refusal(e)
+            if fault is not None and not self._has_answered:
+                raise CertificateRefused(f"Cannot connect to {self._service}: {words_of(fault)}.") from e
             raise ControlUnavailable(url=url, cause=str(e) or type(e).__name__) from e
+        self._has_answered = True
         if not response.is_success:
             raise _problem(url, response)
         return response

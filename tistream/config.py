@@ -258,11 +258,33 @@ class SparkSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """The port for probes and metrics of a service. It asks for no key: keep it on a private network. An API server
-    also serves them on its HTTP port, where `/metrics` asks for a key."""
+    """The port for probes and metrics of a service, with the TLS of [tls]. It asks for no key: keep it on a private
+    network. An API server also serves them on its HTTP port, where `/metrics` asks for a key."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(-1, ge=-1, le=65535, description="port to listen on; 0 = any free one, -1 = none")
+
+
+class TlsSettings(_Section):
+    """TLS of the HTTP ports of a service: API, console, probes and metrics. Files that change are read again. The
+    Flight port of a dispatcher has its own, [feed]."""
+
+    cert: str = Field("", description="PEM file with the certificate chain of the HTTP ports; empty = no TLS")
+    key: str = Field("", description="PEM file with its private key")
+    client_ca: str = Field(
+        "",
+        description="PEM file with the CA whose certificates clients must present (mutual TLS); /livez and /readyz"
+        " answer without one",
+    )
+
+
+class InsecureSettings(_Section):
+    """What is refused unless it is asked for."""
+
+    listen: bool = Field(
+        False,
+        description="listen on other addresses than loopback although a port has no TLS; keys and rows can be read",
+    )
 
 
 class LogSettings(_Section):
@@ -290,6 +312,8 @@ class Settings(_Section):
     outbound: OutboundSettings = OutboundSettings()
     spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tls: TlsSettings = TlsSettings()
+    insecure: InsecureSettings = InsecureSettings()
     log: LogSettings = LogSettings()
 
 
@@ -335,6 +359,11 @@ def _validate(settings: Settings) -> Settings:
     files = (settings.feed.tls_certificate, settings.feed.tls_key, settings.feed.tls_ca)
     if any(files) and not all(files):
         raise ConfigError("feed.tls_certificate, feed.tls_key and feed.tls_ca are set together, or none of them.")
+    tls = settings.tls
+    if bool(tls.cert) != bool(tls.key):
+        raise ConfigError("tls.cert and tls.key (--tls-cert, --tls-key) are set together, or none of them.")
+    if tls.client_ca and not tls.cert:
+        raise ConfigError("tls.client_ca (--tls-client-ca) needs tls.cert and tls.key.")
     if settings.feed.tls_peer_name and not all(files):
         raise ConfigError("feed.tls_peer_name needs feed.tls_certificate, feed.tls_key and feed.tls_ca.")
     return settings

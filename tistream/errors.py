@@ -23,6 +23,7 @@ had no effect; after an indeterminate error the caller must read back the state,
           NotConvertible    because a column was changed since
         Unauthenticated     no valid key
         NotAllowed          a valid key without this permission
+        CertificateNeeded   a client without a certificate, where mutual TLS is asked for
         AnotherRequest      an Idempotency-Key that another request has used
       StillInFlight         the first request with this Idempotency-Key is still running: wait
       AheadOfWatermark      a timestamp that is not served yet: wait
@@ -173,6 +174,15 @@ class NotAllowed(InvalidInput):
 
     code = "TS-1081"
     hint = "Use a key of a role with this permission (tistream key create). GET /v1/whoami lists a key's permissions."
+
+
+class CertificateNeeded(InvalidInput):
+    """This service answers only clients with a certificate of its authority (mutual TLS)."""
+
+    code = "TS-1097"
+    hint = (
+        "Name it and its key: the options client-cert and client-key, or TISTREAM_CLIENT_CERT and TISTREAM_CLIENT_KEY."
+    )
 
 
 class KeyLimited(NotAllowed):

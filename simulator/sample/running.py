@@ -9,15 +9,16 @@ from pusher.control import HttpControl
 from pusher.tenant_store import opening
 from simulator.sample.push import SamplePush
 from tistream.ids import Tenant
+from tistream.runtime.tls import ClientFiles
 
 
 class RunningSample:
-    """`stop` it. `key`: the API key of its pushers, where keys are required."""
+    """`stop` it. `key`: the API key of its pushers, where keys are required; `files`: of TLS, see HttpControl."""
 
-    def __init__(self, url: str, tenant: Tenant, path: Path, key: str = "") -> None:
+    def __init__(self, url: str, tenant: Tenant, path: Path, key: str = "", files: ClientFiles | None = None) -> None:
         self.error: Exception | None = None  #: what ended it early
         self._stop = threading.Event()
-        self._control = HttpControl(url, tenant, token=key)
+        self._control = HttpControl(url, tenant, token=key, files=files)
         self.push = SamplePush(path, self._control, key=key, stop=self._stop)
         self._thread = threading.Thread(target=self._run, name="push-sample", daemon=True)
         self._thread.start()

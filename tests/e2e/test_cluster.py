@@ -25,28 +25,13 @@ from simulator.chaos.servers.processes import (
     wait_until_ready,
 )
 from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
-from tests.kit.certificates import certificate
+from tests.kit.certificates import feed_tls
 from tests.kit.replica import compare
 from tests.kit.ticdc import CANAL, compare_canal
 from tests.kit.waiting import eventually
 
 SECRET = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}|ts[ls]_[a-z2-7]{39}")  #: a key, a login code, a session
 TENANT = "/v1/clusters/1/tenants/1"
-
-
-def feed_tls(folder: Path, role: str) -> dict[str, str]:
-    """Settings of a dispatcher or a sorter, whose certificates are of one authority and name the role."""
-    ca = folder / "authority.pem"
-    if not ca.exists():
-        certificate(folder, "authority")
-    own = certificate(folder, role, of=f"DNS:{role}.test", ca=ca)
-    peer = {"dispatcher": "sorter", "sorter": "dispatcher"}[role]
-    return {
-        "TISTREAM_FEED_TLS_CERTIFICATE": str(own),
-        "TISTREAM_FEED_TLS_KEY": str(own.with_suffix(".key")),
-        "TISTREAM_FEED_TLS_CA": str(ca),
-        "TISTREAM_FEED_TLS_PEER_NAME": f"{peer}.test",
-    }
 
 
 def test_separate_processes_and_a_sorter_killed_on_the_way(

@@ -133,7 +133,7 @@ def test_the_blocks_of_a_page(
     blocks = list(runnable(page))
     furnish(tmp_path)
     (tmp_path / "ts").symlink_to(site.player.folder / "ts")
-    words = {"8711": site.port}
+    words = {"8711": site.port, "8712": str(free_port()), "8713": str(free_port())}
     if any(PD in block.text for block in blocks):
         words[PD] = request.getfixturevalue("pd")
     player = PagePlayer(tmp_path, environment(site.port), words)

@@ -81,7 +81,7 @@ def test_every_command_that_asks_the_service_uses_the_same_way() -> None:
                 ):  # made by tistream/client/shared.py
                     uses.append((file.name, ast.unparse(node.func) == "super().__init__"))
     assert len(uses) == 4
-    assert "reach(self.url)" in (ROOT / "tistream/client/shared.py").read_text("utf-8")
+    assert "reach(self.url, files=files)" in (ROOT / "tistream/client/shared.py").read_text("utf-8")
     assert all(through_reach for _, through_reach in uses), uses
 
 

@@ -1,4 +1,4 @@
-"""Throw-away certificates, made by openssl: of an authority, or signed by one; and gRPC servers that use them."""
+"""Throw-away certificates, made by openssl: of an authority, or signed by one; and what uses them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def certificate(folder: Path, name: str, *, of: str = "IP:127.0.0.1", ca: Path |
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *place, *signer]
     subprocess.run([*command, "-addext", f"subjectAltName={of}"], check=True, capture_output=True)
     return pem
+
+
+def feed_tls(folder: Path, role: str) -> dict[str, str]:
+    """Settings of a dispatcher or a sorter, whose certificates are of one authority and name the role."""
+    ca = folder / "authority.pem"
+    if not ca.exists():
+        certificate(folder, "authority")
+    own = certificate(folder, role, of=f"DNS:{role}.test", ca=ca)
+    peer = {"dispatcher": "sorter", "sorter": "dispatcher"}[role]
+    return {
+        "TISTREAM_FEED_TLS_CERTIFICATE": str(own),
+        "TISTREAM_FEED_TLS_KEY": str(own.with_suffix(".key")),
+        "TISTREAM_FEED_TLS_CA": str(ca),
+        "TISTREAM_FEED_TLS_PEER_NAME": f"{peer}.test",
+    }
 
 
 def both_sides(folder: Path) -> tuple[grpc.ServerCredentials, Tls, Tls]:

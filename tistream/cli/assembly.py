@@ -19,6 +19,7 @@ from tistream.catalog.rows.audit import Deed
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli.executors import maintenance_rules, outbound_terms, replication_worker, spark_worker, threads_worker
+from tistream.cli.ports import Certificates, check_listening
 from tistream.cli.presence import Presence, present_command
 from tistream.cli.process_memory import keep_freed_memory, keep_pandas_out
 from tistream.cli.recorded import recorded
@@ -28,7 +29,9 @@ from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.errors import ConfigError
 from tistream.http.readiness import Probes, catalog_answers, lease_age, lease_holds, none_stopped, store_answers
+from tistream.model.problem import Problem
 from tistream.objectstore.metered import open_metered
+from tistream.runtime import credentials
 from tistream.runtime.metrics import Collect
 from tistream.runtime.service import Service, ServiceGroup
 
@@ -58,8 +61,9 @@ def setting_sources(path: Path | None) -> dict[str, str]:
 
 
 def _environ() -> dict[str, str]:
-    """TISTREAM_URL and TISTREAM_KEY belong to the client commands."""
-    return {k: v for k, v in os.environ.items() if k not in ("TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG")}
+    """Some variables belong to the client commands."""
+    of_clients = {"TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG", *credentials.FILES.values()}
+    return {name: value for name, value in os.environ.items() if name not in of_clients}
 
 
 def open_parts(settings: Settings) -> Parts:
@@ -74,6 +78,14 @@ def open_parts(settings: Settings) -> Parts:
     )
     catalog.migrate()
     return Parts(settings=settings, catalog=catalog, store=store, clock=SystemClock())
+
+
+def open_process(settings: Settings) -> Parts:
+    """The same for a process with ports. ConfigError when the files of its certificates cannot be used."""
+    certificates = Certificates.of(settings.tls, SystemClock())
+    parts = open_parts(settings)
+    parts.certificates = certificates
+    return parts
 
 
 @contextmanager
@@ -103,7 +115,7 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     keep_pandas_out()
     if warm_up:
         _warm_up()
-    parts = open_parts(settings.model_copy(update=where))
+    parts = open_process(settings.model_copy(update=where))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
@@ -135,7 +147,8 @@ def dispatcher(parts: Parts, name: str) -> Running:
     from tistream.catalog.work.service_tokens import accepted_tokens
     from tistream.feed.tls import FeedTlsFiles
 
-    settings = parts.settings.dispatcher
+    settings, tls = parts.settings.dispatcher, FeedTlsFiles.of(parts.settings.feed)
+    check_listening("dispatcher.host", settings.host, has_tls=tls is not None, insecure=parts.settings.insecure.listen)
     worker = _dispatcher(parts, name)
     listening = FlightDispatcher(
         worker,
@@ -144,7 +157,7 @@ def dispatcher(parts: Parts, name: str) -> Running:
         host=settings.host,
         port=settings.port,
         advertise=settings.advertise_host,
-        tls=FeedTlsFiles.of(parts.settings.feed),
+        tls=tls,
     )
     probes = _probes(parts, listening, worker.lease_age_s, worker.measured)
     return Running(parts, [listening], probes=probes, drains=worker, drain_timeout_s=settings.drain_timeout_s)
@@ -210,14 +223,18 @@ def spark(parts: Parts, name: str, conf: Mapping[str, str]) -> Running:
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect = list) -> Probes:
     """Probes of a worker without an HTTP port."""
+
+    def problems() -> list[Problem]:
+        return [problem for service in (worker, *parts.own_services) for problem in service.problems()]
+
     return Probes(
         checks={
             "catalog": catalog_answers(parts.catalog, parts.clock),
             "object store": store_answers(parts.store),
             "lease": lease_holds(age_s),
-            "services": none_stopped(worker.problems),
+            "services": none_stopped(problems),
         },
-        problems=lambda: [problem.shown() for problem in worker.problems()],
+        problems=lambda: [problem.shown() for problem in problems()],
         collect=[lease_age(age_s), measured],
     )
 
@@ -245,9 +262,12 @@ def _api(
     from reading.served.services import Process, Services
     from tistream.admin.problems import ReportedProblems
 
+    def problems() -> list[Problem]:
+        return [problem for service in (*services, *parts.own_services) for problem in service.problems()]
+
     process = Process(
-        checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
-        problems=lambda: [p.shown() for service in services for p in service.problems()],
+        checks={"services": none_stopped(problems)},
+        problems=lambda: [problem.shown() for problem in problems()],
         reported=list if services else ReportedProblems(parts.catalog, parts.clock),
         collect=collect,
         reports=lambda: [report for sorter in sorters for report in sorter.reports],

@@ -144,7 +144,28 @@ def check_deployment(settings: Settings, clock: Clock) -> list[Finding]:
         checklist.findings += check_store(open_store(bucket), clock, uuid.uuid4().hex[:16])
     if settings.push.role_arn:
         checklist.check("push credentials", push_credentials)
+    _check_certificates(checklist, settings, clock)
     return checklist.findings
+
+
+def _check_certificates(checklist: Checklist, settings: Settings, clock: Clock) -> None:
+    """The certificates that the settings name."""
+    from tistream.cli.ports import files_of
+    from tistream.client.checks import check_end
+    from tistream.feed.tls import FeedTlsFiles
+    from tistream.runtime.tls import not_after
+
+    now, feed = clock.unix_ms() / 1000, FeedTlsFiles.of(settings.feed)
+
+    def of_ports() -> Finding:
+        files = files_of(settings.tls)
+        files.context()
+        return check_end(not_after(files.cert.read_bytes()), now)
+
+    if settings.tls.cert:
+        checklist.check("certificate", of_ports)
+    if feed is not None:
+        checklist.check("certificate of the feed", lambda: check_end(not_after(feed.read().certificate), now))
 
 
 def check_push(

@@ -34,12 +34,40 @@ def _use_key(value: str | None) -> str | None:
     return value
 
 
+def _use_file(context: typer.Context, parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Use this file of TLS for all requests of this process."""
+    from tistream.runtime import credentials
+
+    credentials.use_file(_FILES[str(parameter.name)], None if value is None else str(value))
+    return value
+
+
+_FILES = {"ca": "ca", "client_cert": "cert", "client_key": "key"}
 Url = Annotated[str, typer.Option("--url", help="The service's address.", envvar="TISTREAM_URL", callback=_last_url)]
 Key = Annotated[
     str | None,
     typer.Option(
         "--key", help="API key; by default the one that tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key
     ),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", help="PEM file: the authority of the service's certificate.", envvar="TISTREAM_CA", callback=_use_file
+    ),
+]
+ClientCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-cert",
+        help="PEM file: our certificate, where the service asks for one.",
+        envvar="TISTREAM_CLIENT_CERT",
+        callback=_use_file,
+    ),
+]
+ClientKey = Annotated[
+    Path | None,
+    typer.Option("--client-key", help="PEM file: its key.", envvar="TISTREAM_CLIENT_KEY", callback=_use_file),
 ]
 Cluster = Annotated[int, typer.Option("--cluster", "-c", help="Upstream cluster id.")]
 Tenant = Annotated[int, typer.Option("--tenant", "-t", help="Tenant id within the cluster.")]
@@ -57,6 +85,33 @@ MetricsPort = Annotated[
     ),
 ]
 MetricsHost = Annotated[str, typer.Option("--metrics-host", help="Address that --metrics-port listens on.")]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        help="PEM file: the certificate of this process's HTTP ports (setting tls.cert).",
+        envvar="TISTREAM_TLS_CERT",
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", help="PEM file: its key (setting tls.key).", envvar="TISTREAM_TLS_KEY")
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-ca",
+        help="PEM file: the authority whose certificates clients need (setting tls.client_ca).",
+        envvar="TISTREAM_TLS_CLIENT_CA",
+    ),
+]
+InsecureListen = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure-listen",
+        help="Listen on other addresses than loopback although a port has no TLS (setting insecure.listen).",
+        envvar="TISTREAM_INSECURE_LISTEN",
+    ),
+]
 Master = Annotated[str | None, typer.Option("--master", help="Spark master; without it that of spark-submit.")]
 SparkConf = Annotated[
     list[str] | None, typer.Option("--spark-conf", help="A Spark setting, NAME=VALUE; may be repeated.")
@@ -125,4 +180,27 @@ class ProcessOptions(DeploymentOptions):
         """Open catalog and bucket."""
         from tistream.cli import assembly
 
-        return assembly.open_parts(self.settings({"metrics.port": self.metrics_port, **(more or {})}))
+        return assembly.open_process(self.settings({"metrics.port": self.metrics_port, **(more or {})}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortOptions:
+    """How the ports of a process are protected."""
+
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_client_ca: TlsClientCa = None
+    insecure_listen: InsecureListen = None
+
+    def flags(self) -> dict[str, object]:
+        """The settings that these options name."""
+        return {
+            "tls.cert": _text(self.tls_cert),
+            "tls.key": _text(self.tls_key),
+            "tls.client_ca": _text(self.tls_client_ca),
+            "insecure.listen": self.insecure_listen,
+        }
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -6,15 +6,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import Cluster, MetricsHost, MetricsPort, Tenant
+from tistream.cli.options import Cluster, MetricsHost, MetricsPort, PortOptions, Tenant
 from tistream.cli.process_memory import keep_pandas_out
 from tistream.cli.run import on_signals
 from tistream.cli.service import ServiceOptions
@@ -71,6 +71,7 @@ def push(
     secured: of_cluster.TlsOptions,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
+    ports: PortOptions,
     check: Check = False,
     to: ServiceOptions,
 ) -> None:
@@ -94,7 +95,7 @@ def push(
         room = None if follow.spill is None else (follow.spill, follow.spill_mib << 20)
         checks = check_push(url, who, capture, recording, log_backup, to_pd, tls, follow.keyspace, room)
         return show_findings(f"pushing to tenant {who} at {url}", checks, to.output)
-    context.with_resource(pusher_probes(url, who, metrics_host, metrics_port))
+    context.with_resource(pusher_probes(url, who, metrics_host, metrics_port, ports))
     if to_pd is not None:
         snapshot = None if schema_snapshot is None else first_schema(schema_snapshot, start_ts)
         return follow_cluster(url, who, to_pd, options_of(follow, tls, start_ts, snapshot))
@@ -333,25 +334,37 @@ def _when_changed(out: TextIO) -> Callable[[str, tuple[object, ...]], None]:
 
 
 @contextmanager
-def pusher_probes(url: str, tenant: TenantId, host: str, port: int | None) -> Iterator[None]:
-    """Serve probes and metrics of a push; None: do not. ConfigError when the port is taken. A pusher has no catalog and
-    no lease: it is ready when the control plane knows its tenant."""
+def pusher_probes(url: str, tenant: TenantId, host: str, port: int | None, ports: PortOptions) -> Iterator[None]:
+    """Serve probes and metrics of a push; None: do not. ConfigError when the port is taken or may not be opened. A
+    pusher has no catalog and no lease: it is ready when the control plane knows its tenant."""
     if port is None:
         yield
         return
+    from tistream.cli.ports import Certificates, check_listening
     from tistream.cli.server import HttpServer
+    from tistream.clock import SystemClock
+    from tistream.config import load
     from tistream.http.probes import probe_app
     from tistream.http.readiness import Probes
 
+    settings = load(None, {}, ports.flags())
+    certificates = Certificates.of(settings.tls, SystemClock())
+    check_listening("--metrics-host", host, has_tls=certificates is not None, insecure=settings.insecure.listen)
     with control_of(url, tenant) as (control, _):
 
         def control_plane() -> None:
             control.push_bundle()
 
-        server = HttpServer(probe_app(Probes(checks={"control plane": control_plane})), host, port)
-        server.start()
-        print(f"probes at {server.url}", file=sys.stderr, flush=True)
-        try:
+        def problems() -> list[Mapping[str, object]]:
+            return [] if certificates is None else [problem.shown() for problem in certificates.problems()]
+
+        probes = Probes(checks={"control plane": control_plane}, problems=problems)
+        server = HttpServer(probe_app(probes), host, port, certificates=certificates)
+        with ExitStack() as running:
+            if certificates is not None:
+                certificates.start()
+                running.callback(certificates.stop)
+            server.start()
+            running.callback(server.stop)
+            print(f"probes at {server.url}", file=sys.stderr, flush=True)
             yield
-        finally:
-            server.stop()

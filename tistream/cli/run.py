@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -25,6 +25,7 @@ from tistream.cli.options import (
     Host,
     Master,
     Port,
+    PortOptions,
     ProcessOptions,
     SparkConf,
     spark_settings,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tistream.cli.running import Running
     from tistream.config import Settings
     from tistream.model.problem import Problem
+    from tistream.runtime.tls import ClientFiles
 
 _POLL_S = 1.0
 # Spark's own page shows plans to everyone who reaches its port; tenants' jobs share the cores.
@@ -65,12 +67,13 @@ def up(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; created when missing.")],
     where: DeploymentOptions,
     listening: ServerOptions,
+    ports: PortOptions,
     sample: Annotated[bool, typer.Option("--sample", help="A sample shop keeps writing, as tenant 1/1.")] = False,
 ) -> None:
     """Run the whole service in one process, kept in a folder; it resumes where it stopped."""
     from tistream.cli import assembly
 
-    settings = where.settings(listening.flags())
+    settings = where.settings(listening.flags() | ports.flags())
     with claimed(data):
         _run(assembly.embedded(settings, data), Sample(data) if sample else None)
 
@@ -96,60 +99,65 @@ def claimed(data: Path) -> Iterator[None]:
         yield
 
 
-def meta(where: ProcessOptions, name: Name = None) -> None:
+def meta(where: ProcessOptions, ports: PortOptions, name: Name = None) -> None:
     """Run a meta server: activation, assignment, collection and retention.
 
     It answers no API: `tistream serve` does."""
     from tistream.cli import assembly
 
-    _run(assembly.meta(where.open(), name or process_name("meta")))
+    _run(assembly.meta(where.open(ports.flags()), name or process_name("meta")))
 
 
-def dispatch(where: ProcessOptions, name: Name = None, port: Port = None) -> None:
+def dispatch(where: ProcessOptions, ports: PortOptions, name: Name = None, port: Port = None) -> None:
     """Run a dispatcher, which reads batch files and serves them to sorters on --port."""
     from tistream.cli import assembly
 
-    _run(assembly.dispatcher(where.open({"dispatcher.port": port}), name or process_name("dispatcher")))
+    parts = where.open({"dispatcher.port": port, **ports.flags()})
+    _run(assembly.dispatcher(parts, name or process_name("dispatcher")))
 
 
-def sort(where: ProcessOptions, name: Name = None) -> None:
+def sort(where: ProcessOptions, ports: PortOptions, name: Name = None) -> None:
     """Run a sorter, which orders the changes of its tasks and commits them to the log."""
     from tistream.cli import assembly
 
-    _run(assembly.sorter(where.open(), name or process_name("sorter")))
+    _run(assembly.sorter(where.open(ports.flags()), name or process_name("sorter")))
 
 
 def maintain(
     where: ProcessOptions,
+    ports: PortOptions,
     name: Name = None,
     slots: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Jobs at once.")] = 2,
 ) -> None:
     """Run maintenance jobs in threads: the merges, bases and replays that the meta server records."""
     from tistream.cli import assembly
 
-    _run(assembly.maintain(where.open(), name or process_name("maintain"), slots))
+    _run(assembly.maintain(where.open(ports.flags()), name or process_name("maintain"), slots))
 
 
 def replicate(
     where: ProcessOptions,
+    ports: PortOptions,
     name: Name = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Lanes at once (replication.threads).")] = None,
 ) -> None:
     """Write changefeeds to their destinations: other TiKV clusters, object storage."""
     from tistream.cli import assembly
 
-    _run(assembly.replicate(where.open({"replication.threads": threads}), name or process_name("replicate")))
+    parts = where.open({"replication.threads": threads, **ports.flags()})
+    _run(assembly.replicate(parts, name or process_name("replicate")))
 
 
-def serve(where: ProcessOptions, listening: ServerOptions) -> None:
+def serve(where: ProcessOptions, listening: ServerOptions, ports: PortOptions) -> None:
     """Run an API server: every route, and the console."""
     from tistream.cli import assembly
 
-    _run(assembly.api_server(where.open(listening.flags())))
+    _run(assembly.api_server(where.open(listening.flags() | ports.flags())))
 
 
 def spark(
     where: ProcessOptions,
+    ports: PortOptions,
     name: Name = None,
     master: Master = None,
     jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs at once (setting spark.jobs).")] = None,
@@ -158,7 +166,7 @@ def spark(
     """Run maintenance jobs on Spark, several at once in one session. Needs Java 17."""
     from tistream.cli import assembly
 
-    parts = where.open({"spark.master": master, "spark.jobs": jobs})
+    parts = where.open({"spark.master": master, "spark.jobs": jobs, **ports.flags()})
     settings = parts.settings
     conf = {**_SPARK_CONF, **spark_settings(settings.spark.conf.splitlines()), **spark_settings(spark_conf or [])}
     if settings.spark.scratch_folder:
@@ -268,7 +276,7 @@ class Sample:
 
         register_tenant(running.parts.catalog, TENANT)
         key = self._key(running) if running.parts.settings.server.auth == "keys" else ""
-        self.running = RunningSample(running.url, TENANT, self._path, key)
+        self.running = RunningSample(running.url, TENANT, self._path, key, self._files(running))
 
     def greet(self, url: str) -> None:
         """Say what to type next, once it shows rows."""
@@ -298,6 +306,15 @@ class Sample:
     def stop(self) -> None:
         if self.running is not None:
             self.running.stop()
+
+    def _files(self, running: Running) -> ClientFiles | None:
+        """It trusts the certificate of this process, whatever name that has."""
+        from tistream.runtime.credentials import files_for
+
+        certificates = running.parts.certificates
+        if certificates is None:
+            return None
+        return replace(files_for(running.url), ca=certificates.files.cert, checks_name=False)
 
     def _key(self, running: Running) -> str:
         """The key that was kept, if it still counts, else a new one."""

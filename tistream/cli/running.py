@@ -19,11 +19,13 @@ from tistream import __version__
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.server_settings import CommitsNotDurable, lost_in_a_crash
 from tistream.catalog.work.drain import Drainable, drain
+from tistream.cli.ports import Certificates, check_listening
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.http.readiness import Probes
 from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.proxies import is_loopback
 from tistream.runtime.service import Service, ServiceGroup
 
 if TYPE_CHECKING:
@@ -44,6 +46,12 @@ class Parts:
     catalog: Catalog
     store: ObjectStore
     clock: SystemClock
+    certificates: Certificates | None = None  #: of the HTTP ports
+
+    @property
+    def own_services(self) -> list[Service]:
+        """Those that every process with such parts has."""
+        return [] if self.certificates is None else [self.certificates]
 
 
 class Running:
@@ -68,19 +76,19 @@ class Running:
         self._drains, self._drain_timeout_s = drains, drain_timeout_s
         self._closing = closing
         audit = [app.state.audit] if app is not None else []
-        self.services = ServiceGroup("services", [*services, *audit], parts.clock)
         server, metrics = parts.settings.server, parts.settings.metrics
+        self.services = ServiceGroup("services", [*services, *audit, *parts.own_services], parts.clock)
         followers = getattr(app.state, "followers", None) if app is not None else None
         closing = followers.close if followers is not None else lambda: None
         self.http = None
         if app is not None:
-            self.http = _served(app, parts, server.host, server.port, closing)
+            self.http = _served(app, parts, "server.host", server.host, server.port, closing)
         self.probes = None
         probes = probes or (app.state.probes if app is not None else None)
         if probes is not None and metrics.port >= 0:
             from tistream.http.probes import probe_app
 
-            self.probes = _served(probe_app(probes), parts, metrics.host, metrics.port)
+            self.probes = _served(probe_app(probes), parts, "metrics.host", metrics.host, metrics.port)
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
@@ -125,18 +133,22 @@ class Running:
         self.parts.catalog.close()
 
 
-def _served(app: FastAPI, parts: Parts, host: str, port: int, closing: Callable[[], None] = lambda: None) -> HttpServer:
-    """The application with an id for each request, at a port. Imported here: a process without one needs neither."""
+def _served(
+    app: FastAPI, parts: Parts, setting: str, host: str, port: int, closing: Callable[[], None] = lambda: None
+) -> HttpServer:
+    """The application with an id for each request, at a port. `setting`: of the host. Imported here: a process without
+    a port needs neither."""
     from tistream.cli.server import ConnectionLimits, HttpServer
     from tistream.http.access_log import RequestLog
 
-    app.add_middleware(RequestLog, access_log=parts.settings.log.access)
-    server = parts.settings.server
-    limits = ConnectionLimits(slow_s=server.slow_consumer_s, address_max=server.address_connections_max)
-    return HttpServer(app, host, port, closing, limits)
-
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+    certificates, settings = parts.certificates, parts.settings
+    check_listening(setting, host, has_tls=certificates is not None, insecure=settings.insecure.listen)
+    limits = ConnectionLimits(
+        slow_s=settings.server.slow_consumer_s, address_max=settings.server.address_connections_max
+    )
+    server = HttpServer(app, host, port, closing, limits, certificates)
+    app.add_middleware(RequestLog, access_log=settings.log.access)  # around all others
+    return server
 
 
 def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
@@ -167,8 +179,9 @@ def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
         lines.append(
             "  owner key  none yet: `tistream key owner`, with the settings or the --data of this process, creates it"
         )
-    if (urlsplit(url).hostname or "") not in _LOOPBACK:
-        lines.append("  note       keys travel as plain text here: put a proxy with TLS in front")
+    place = urlsplit(url)
+    if place.scheme == "http" and not is_loopback(place.hostname or ""):
+        lines.append("  note       keys travel as plain text here: give the port a certificate (--tls-cert, --tls-key)")
     return lines
 
 

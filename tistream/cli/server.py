@@ -2,6 +2,7 @@
 
 The server's side of one HTTP connection: what a client may send and how long it may take, before any route is asked.
 
+    TLS      its handshake within `head_s`, where the port has certificates
     head     64 KiB, within `head_s`
     body     `REQUEST_BODY_BYTES_MAX` and as much again to be dropped; a first part within `body_s`, 16 KiB/s on average
     the rest framing of chunks and trailers: 64 KiB, and no more than the body; trailers are dropped
@@ -31,11 +32,15 @@ from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tistream.errors import ConfigError
+from tistream.http.mutual_tls import CERTIFIED, MutualTls
 from tistream.limits import REQUEST_BODY_BYTES_MAX, REQUEST_HEAD_BYTES_MAX
 from tistream.runtime import metrics
+from tistream.runtime.tls import has_certificate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from tistream.cli.ports import Certificates
 
 _FILES_WANTED = 65_536  # a connection is one
 
@@ -50,11 +55,13 @@ class HttpServer:
         port: int,
         closing: Callable[[], None] = lambda: None,
         limits: ConnectionLimits | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """Takes the port at once (0 = any free one), so that nothing starts without it. ConfigError if it is taken.
 
-        `closing` is called before it stops and must end requests without an end. The limit of open files is raised as
-        far as the system allows: many systems begin with 1024. No address gets more than half of them.
+        `certificates`: of its TLS. `closing` is called before it stops and must end requests without an end. The limit
+        of open files is raised as far as the system allows: many systems begin with 1024. No address gets more than
+        half of them.
         """
         limits = limits or ConnectionLimits()
         files = allow_open_files(_FILES_WANTED)
@@ -70,11 +77,15 @@ class HttpServer:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,
+            ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
         )
-        self._server = uvicorn.Server(settings)
+        self._server = _Server(settings, limits.head_s)
+        if certificates is not None and certificates.files.client_ca is not None:
+            app.add_middleware(MutualTls)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._ended = threading.Event()
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if certificates is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Start and wait until the port answers."""
@@ -96,6 +107,22 @@ class HttpServer:
             self._server.run([self._socket])
         finally:
             self._ended.set()
+
+
+class _Server(uvicorn.Server):
+    """Bounds the time of a TLS handshake, which comes before the protocol."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        if self.config.ssl is not None:
+            loop = asyncio.get_running_loop()  # of this server alone
+            listen = partial(loop.create_server, ssl_handshake_timeout=self._handshake_s)
+            loop.create_server = listen  # type: ignore[method-assign]
+        await super().startup(sockets)
 
 
 def allow_open_files(count: int) -> int:
@@ -130,6 +157,7 @@ log = structlog.get_logger(__name__)
 _BODY_BYTES_PER_S = 16 << 10
 _TAKEN_BYTES_MIN = 64 << 10  # in `slow_s`; less counts as nothing
 _PIPELINED_MAX = 64
+_GOODBYE_S = 0.5
 _LINE_BYTES = 12  # of a request line besides method and URL; a header's line has 4 besides name and value
 
 
@@ -171,6 +199,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self._limits, self._addresses = limits, addresses
         self._place: str | None = None  # of its address
+        self._certified = False
         self._why = ""  # the parser's callbacks refuse
         self._in_body = False
         self._head_bytes = 0  # of the head that is being read, as far as it is parsed
@@ -183,6 +212,7 @@ class Connection(HttpToolsProtocol):
         """A client connects. Without a free place for its address it is dropped at once."""
         watched = _Watched(transport, self.loop, self._limits.slow_s)
         super().connection_made(watched)  # type: ignore[arg-type]
+        self._certified = has_certificate(transport.get_extra_info("ssl_object"))
         self._place = self._addresses.enter(self.client[0] if self.client else "", self._limits.address_max)
         if self._place is None:
             self._drop("too_many")
@@ -210,6 +240,12 @@ class Connection(HttpToolsProtocol):
             self._refuse("too_long", "The request is too long." if self._in_body else _HEAD_TOO_LONG)
         elif self._waits is None and not self._is_answering:
             self._wait(self._limits.head_s)
+
+    def shutdown(self) -> None:
+        """The server stops. A client that keeps its connection, and has not seen that TLS ends, is not waited for."""
+        super().shutdown()
+        if not self._is_answering:
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser does not take."""
@@ -239,7 +275,7 @@ class Connection(HttpToolsProtocol):
         self._in_body, self._unparsed, self._head_bytes, self._body_bytes = True, 0, 0, 0
         self._wait(self._limits.body_s)
         super().on_headers_complete()
-        self.scope["extensions"] = {"tistream.hangup": Hangup(self)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {"tistream.hangup": Hangup(self), CERTIFIED: self._certified}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""

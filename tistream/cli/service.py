@@ -1,8 +1,8 @@
 """What commands that talk to a service share: groups of options, the client, paths, and the result of an action.
 
 A parameter whose type is a dataclass stands for the options that are its fields. A command declares neither `--json`,
-which those that show data have, nor `--key`, which those that ask a service have: `with_shared_options` adds them to
-its signature, so that the next command has them too.
+which those that show data have, nor `--key` and the files of TLS, which those that ask a service have:
+`with_shared_options` adds them to its signature, so that the next command has them too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Ca, ClientCert, ClientKey, Cluster, Key, Tenant, Url
 from tistream.cli.output import Column, NoColor, OutputForm, OutputOption, show_data, show_facts, show_rows
 
 if TYPE_CHECKING:
@@ -135,8 +135,10 @@ def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options += _parameters(groups[parameter.name]) if parameter.name in groups else [parameter]
     shown = [option.name for option in options if option.annotation == OutputOption]
     added = [_option(_JSON, Json, False)] if shown else []
-    if any(option.annotation == Url for option in options) and all(option.name != "key" for option in options):
-        added.append(_option("key", Key, None))
+    if any(option.annotation == Url for option in options):
+        shared = {"key": Key, "ca": Ca, "client_cert": ClientCert, "client_key": ClientKey}
+        own_names = {option.name for option in options}
+        added += [_option(name, hint, None) for name, hint in shared.items() if name not in own_names]
 
     def run(**given: Any) -> Any:
         more = {option.name: given.pop(option.name) for option in added}

@@ -7,11 +7,14 @@ and no request is retried.
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import orjson
@@ -23,7 +26,7 @@ from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
 from tistream.errors import NotAllowed, TiStreamError
-from tistream.runtime.proxies import reach
+from tistream.runtime.proxies import is_loopback, reach
 
 _TIMEOUT_S = 20.0
 # A Date header has whole seconds, and servers renew it about once a second, later when they are busy.
@@ -31,6 +34,7 @@ _STALE_MS = 2_500
 _NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
 _STOPPED = "stopped"
 _JOBS_MAX = 1000  # looked at
+_RENEWED_DAYS = 7  # as the alert TiStreamCertificateEnds
 _LAG_WARN_S = 30  # as the alert TiStreamLagHigh
 
 
@@ -41,6 +45,7 @@ def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
         service, checklist = _Service(url, http, clock), Checklist()
         if not checklist.check("service", service.version):
             return checklist.findings
+        checklist.check("certificate", service.certificate)
         checklist.check("service clock", service.clock)
         service.readiness(checklist)
         if not checklist.check("key", service.key):
@@ -59,16 +64,22 @@ class _Service:
     def __init__(self, url: str, http: httpx2.Client, clock: Clock) -> None:
         self._url, self._http, self._clock = url, http, clock
         self._offset_ms: int | None = None
+        self._not_after: float | None = None
 
     def version(self) -> Finding:
         before = self._clock.unix_ms()
         answer, body = self._get("/version")
+        secured = answer.extensions["network_stream"].get_extra_info("ssl_object")
+        self._not_after = None if secured is None else ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"])
         self._offset_ms = offset_of(answer.headers, before, self._clock.unix_ms())
         facts = {"url": self._url, "version": str(body["version"]), "ours": __version__}
         words = f"{self._url} runs TiStream {body['version']}"
         if body["version"] != __version__:
             return warn(f"{words}, and this command is {__version__}", **facts)
         return ok(words, **facts)
+
+    def certificate(self) -> Finding:
+        return check_certificate(self._url, self._not_after, self._clock.unix_ms() / 1000)
 
     def clock(self) -> Finding:
         if self._offset_ms is None:
@@ -158,6 +169,24 @@ def offset_of(headers: Mapping[str, str], before_ms: int, after_ms: int) -> int 
     except (KeyError, ValueError):
         return None
     return least_offset_ms(date_ms, date_ms + _STALE_MS, before_ms, after_ms)
+
+
+def check_certificate(url: str, not_after: float | None, now: float) -> Finding:
+    """Judge the certificate of the service. `not_after`: when it ends, in seconds since 1970; None: there is no TLS."""
+    if not_after is None:
+        if is_loopback(urlsplit(url).hostname or ""):
+            return ok("none: it is reached over loopback")
+        return warn("none: keys and rows travel as plain text (tls.cert and tls.key give the service one)")
+    return check_end(not_after, now)
+
+
+def check_end(not_after: float, now: float) -> Finding:
+    """Judge the end of a certificate. Both in seconds since 1970."""
+    days = (not_after - now) / 86400
+    if days < 0:
+        return fail(f"it ended {-days:,.1f} days ago", not_after=round(not_after))
+    until = f"valid until {datetime.fromtimestamp(not_after, UTC):%Y-%m-%d %H:%M} UTC"
+    return (ok if days >= _RENEWED_DAYS else warn)(f"{until}, for {days:,.1f} more days", not_after=round(not_after))
 
 
 def check_parts(checklist: Checklist, checks: Mapping[str, str]) -> None:

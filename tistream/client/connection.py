@@ -19,6 +19,7 @@ import orjson
 from tistream.client.core.requests import FIRST_ANSWER_S, TIMEOUT_S, Retries, error_of, unreachable
 from tistream.client.first_answer import FirstAnswer
 from tistream.client.shared import ConnectionBase
+from tistream.runtime.tls import ClientFiles
 
 
 class Connection(ConnectionBase):
@@ -35,10 +36,12 @@ class Connection(ConnectionBase):
         first_answer_s: float = FIRST_ANSWER_S,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx2.BaseTransport | None = None,
+        files: ClientFiles | None = None,
     ) -> None:
         """`key`: the API key, if required; `retry_s` bounds retries, and `first_answer_s` the wait for a service that
-        never answered; `transport` replaces the network."""
-        super().__init__(url, httpx2.Client, key, transport)
+        never answered; `transport` replaces the network; `files`: of TLS, None = as the environment or the last login
+        names them."""
+        super().__init__(url, httpx2.Client, key, transport, files)
         self._retry_s = retry_s
         self._sleep = sleep
         self._first = FirstAnswer(self.url, self._http, min(retry_s, first_answer_s), first_answer_s, sleep)

@@ -25,6 +25,7 @@ from tistream.client.core.requests import (
 from tistream.client.core.walk import Walk
 from tistream.client.cursors import CursorStore
 from tistream.runtime.proxies import reach
+from tistream.runtime.tls import ClientFiles
 
 if TYPE_CHECKING:
     from tistream.client.frames import Progress
@@ -35,11 +36,14 @@ ALL_KEYS = KeyFilter()
 class ConnectionBase:
     """The address of a service, and requests to it."""
 
-    def __init__(self, url: str, http: type[Any], key: str | None, transport: object) -> None:
-        """`http`: the class of the connections; the others as `Connection` has them."""
+    def __init__(
+        self, url: str, http: type[Any], key: str | None, transport: object, files: ClientFiles | None
+    ) -> None:
+        """`http`: the class of the connections; `files`: of TLS, None = as `reach` finds them; the others as
+        `Connection` has them."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        how: dict[str, Any] = reach(self.url) if transport is None else {"transport": transport}
+        how: dict[str, Any] = reach(self.url, files=files) if transport is None else {"transport": transport}
         self._http = http(timeout=TIMEOUT_S, headers=headers, **how)
 
     def __repr__(self) -> str:

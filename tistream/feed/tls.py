@@ -15,6 +15,7 @@ import pyarrow.flight as fl
 
 from tistream.config import FeedSettings
 from tistream.errors import ConfigError, FeedUnavailable
+from tistream.runtime.tls import contents, load_ca, load_pair
 
 TLS_SCHEME = "grpc+tls://"
 
@@ -65,23 +66,14 @@ class FeedTlsFiles:
         certificate."""
         read = self._read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ValueError) as e:
-            raise ConfigError(
-                "feed.tls_certificate and feed.tls_key do not belong together, or are not PEM",
-                certificate=self.certificate, key=self.key, cause=str(e),
-            ) from e  # fmt: skip
-        try:
-            context.load_verify_locations(self.ca)
-        except (OSError, ValueError) as e:
-            raise ConfigError("feed.tls_ca has no CA certificate", file=self.ca, cause=str(e)) from e
+        load_pair(context, self.certificate, self.key, "feed.tls_certificate and feed.tls_key")
+        load_ca(context, self.ca, "feed.tls_ca")
         if self._read() != read:
             raise ConfigError("the files of [feed] changed while they were read", certificate=self.certificate)
         return read
 
     def _read(self) -> FeedTls:
-        certificate, key, ca = (_contents(path) for path in (self.certificate, self.key, self.ca))
+        certificate, key, ca = (contents(path, "[feed]") for path in (self.certificate, self.key, self.ca))
         return FeedTls(certificate, key, ca, self.peer_name)
 
 
@@ -94,10 +86,3 @@ def connect(address: str, files: FeedTlsFiles | None) -> tuple[fl.FlightClient, 
         raise FeedUnavailable("this service has the files of [feed], but the dispatcher has not", address=address)
     tls = files.read()
     return fl.FlightClient(address, **tls.client()), tls
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        raise ConfigError(f"cannot read a file of [feed]: {e.strerror}", file=path) from e

@@ -58,6 +58,7 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.AnotherRequest: 422,
     errors.Unauthenticated: 401,
     errors.NotAllowed: 403,
+    errors.CertificateNeeded: 403,
     errors.RateLimited: 429,
     errors.TooLarge: 413,
     errors.StateForbids: 409,

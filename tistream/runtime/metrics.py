@@ -81,6 +81,12 @@ def _histogram(name: str, words: str, *labels: str) -> Histogram:
 BUILD = _gauge("tistream_build_info", "1; the label is the running version", "version")
 BUILD.labels(__version__).set(1)
 
+CERTIFICATE_NOT_AFTER = _gauge(
+    "tistream_certificate_not_after_seconds",
+    "When the certificate of the HTTP ports (http) or of the Flight port (flight) ends, in seconds since 1970",
+    "kind",
+)
+
 # -- the data path -------------------------------------------------------------------------------------------------
 
 ROWS = _counter("tistream_rows_total", "Rows received and sent by a service", "service", "direction")

@@ -4,7 +4,8 @@
 
 HTTPS_PROXY, HTTP_PROXY and ALL_PROXY name proxies of HTTP, in either case of letters. A service on this machine is
 reached directly, and one that NO_PROXY names: `*`, a host, a domain, an address or a network, each with or without a
-port. What is not understood in NO_PROXY is left out. SSL_CERT_FILE and SSL_CERT_DIR name certificates.
+port. What is not understood in NO_PROXY is left out. Without a CA file, SSL_CERT_FILE and SSL_CERT_DIR name those of
+the system.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from urllib.parse import SplitResult, urlsplit
 import httpx2
 
 from tistream.errors import ConfigError
+from tistream.runtime.credentials import files_for
+from tistream.runtime.tls import ClientFiles
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def reach(url: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Arguments of an HTTP client for this address. ConfigError for a proxy that no client can use."""
+def reach(url: str, environ: Mapping[str, str] | None = None, *, files: ClientFiles | None = None) -> dict[str, Any]:
+    """Arguments of an HTTP client for this address. `files`: of TLS; None = those of the command line, the environment
+    or `tistream login`. ConfigError for a proxy or for files that no client can use."""
     options: dict[str, Any] = {"trust_env": False, "proxy": proxy_of(url, os.environ if environ is None else environ)}
     if urlsplit(url).scheme == "https":
-        options["verify"] = httpx2.create_ssl_context()
+        options["verify"] = (files or files_for(url)).context(httpx2.create_ssl_context)
     return options
 
 
@@ -50,10 +53,16 @@ def proxy_of(url: str, environ: Mapping[str, str]) -> str | None:
     return proxy
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches this name or address."""
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
 def _is_direct(parts: SplitResult, exceptions: str) -> bool:
     host = (parts.hostname or "").rstrip(".")
     address = _address(host)
-    if host in _LOCAL or (address is not None and address.is_loopback):
+    if is_loopback(host):
         return True
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return any(_names(word.strip().lower(), host, address, port) for word in exceptions.split(",") if word.strip())

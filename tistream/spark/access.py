@@ -74,7 +74,7 @@ def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
     if options.is_direct:
         yield _Direct(options)
         return
-    with connect(options.url, key=options.key) as client:
+    with connect(options.url, key=options.key, ca=options.ca, cert=options.cert) as client:
         yield _OverHttp(client, options) if options.keys is None else _KeysOverHttp(client, options, options.keys)
 
 

@@ -16,6 +16,9 @@ from typer.main import get_command
 
 from tistream import __version__, config
 from tistream.cli.main import command_line
+from tistream.cli.ports import check_listening
+from tistream.http.mutual_tls import OPEN_PATHS
+from tistream.runtime import credentials
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
@@ -27,7 +30,7 @@ ROLES = {
     "replicate": "replicate",
 }  # fmt: skip
 SETTINGS = {config.ENV_PREFIX + key.replace(".", "_").upper() for key in config.known_keys()}
-OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY"}
+OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY", *credentials.FILES.values()}
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 
@@ -252,6 +255,8 @@ def test_pushers_have_what_their_entries_say(case: str) -> None:
 def test_each_side_of_the_feed_expects_the_name_in_the_certificate_of_the_other(case: str) -> None:
     names = {}
     for each in of_kind(case, "Certificate"):
+        if each["spec"]["secretName"].endswith("-tls"):
+            continue  # of the HTTP ports
         (names[each["spec"]["secretName"]],) = each["spec"]["dnsNames"]
         assert {"server auth", "client auth"} <= set(each["spec"]["usages"])
     expected = {}
@@ -263,3 +268,37 @@ def test_each_side_of_the_feed_expects_the_name_in_the_certificate_of_the_other(
     if case == "production":
         assert expected["dispatcher"] == expected["sorter"][::-1]
     assert (case == "production") == bool(expected)
+
+
+def test_every_port_has_a_certificate_or_is_said_to_have_none(case: str) -> None:
+    secrets = {each["spec"]["secretName"] for each in of_kind(case, "Certificate")}
+    (monitor,) = of_kind(case, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for component, _, pod, container in pods(case):
+        given = {each["name"]: each.get("value", "127.0.0.9") for each in container["env"]}
+        settings = config.load(environ={name: value for name, value in given.items() if name in SETTINGS})
+        has_tls = bool(settings.tls.cert)
+        assert has_tls == (case == "production"), component
+        for setting in ("server.host", "metrics.host"):
+            check_listening(setting, "0.0.0.0", has_tls=has_tls, insecure=settings.insecure.listen)
+        if component == "dispatcher":
+            flight = bool(settings.feed.tls_certificate)
+            check_listening("dispatcher.host", "10.1.1.1", has_tls=flight, insecure=settings.insecure.listen)
+        probes = [container[f"{each}Probe"]["httpGet"] for each in ("startup", "liveness", "readiness")]
+        assert [probe.get("scheme", "HTTP") for probe in probes] == ["HTTPS" if has_tls else "HTTP"] * 3
+        assert {probe["path"] for probe in probes} == set(OPEN_PATHS), "which need no client certificate"
+        if component == "pusher":
+            assert given["TISTREAM_URL"].startswith("https://" if has_tls else "http://")
+            assert ("TISTREAM_CA" in given) == has_tls
+        if has_tls:
+            (mounted,) = (each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "tls")
+            assert mounted in secrets
+            assert mounted == endpoint["tlsConfig"]["ca"]["secret"]["name"]
+    assert endpoint.get("scheme", "http") == ("https" if case == "production" else "http")
+    if case == "production":
+        (names,) = (
+            each["spec"]["dnsNames"]
+            for each in of_kind(case, "Certificate")
+            if each["metadata"]["name"] == "tistream-tls"
+        )
+        assert {"tistream-api", endpoint["tlsConfig"]["serverName"]} <= set(names)

@@ -93,6 +93,7 @@ def test_the_compose_file_gives_values_that_settings_accept() -> None:
         settings = config.load(environ={k: v for k, v in given.items() if k not in loopback and k in SETTINGS})
         assert settings.catalog.url.startswith("mysql+pymysql://")
         assert settings.object_store.url.startswith("s3://")
+        assert settings.insecure.listen, "its ports have no certificates"
 
 
 def test_no_password_is_written_down() -> None:

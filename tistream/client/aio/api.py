@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import httpx2
 
@@ -15,7 +16,7 @@ from tistream.client.aio.connection import AsyncConnection
 from tistream.client.aio.tenant import AsyncTenant
 from tistream.client.api import DEFAULT_URL
 from tistream.client.core.requests import FIRST_ANSWER_S, Target, TenantState, tenant_of
-from tistream.runtime.credentials import key_for
+from tistream.runtime.credentials import files_for, key_for
 
 
 class AsyncClient(AsyncConnection):
@@ -34,12 +35,16 @@ def connect_async(
     url: str = DEFAULT_URL,
     *,
     key: str | None = None,
+    ca: str | Path | None = None,
+    cert: tuple[str | Path, str | Path] | None = None,
     retry_s: float = 30,
     first_answer_s: float = FIRST_ANSWER_S,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     transport: httpx2.AsyncBaseTransport | None = None,
 ) -> AsyncClient:
     """An asynchronous client of the service at `url`; options as `AsyncClient` has them. Without a `key` it uses
-    TISTREAM_KEY or the key of `tistream login`."""
-    key = key_for(url) if key is None else key
-    return AsyncClient(url, key=key, retry_s=retry_s, first_answer_s=first_answer_s, sleep=sleep, transport=transport)
+    TISTREAM_KEY or the key of `tistream login`. `ca` and `cert` as `connect` has them."""
+    key, files = key_for(url) if key is None else key, files_for(url, ca, cert)
+    return AsyncClient(
+        url, key=key, retry_s=retry_s, first_answer_s=first_answer_s, sleep=sleep, transport=transport, files=files
+    )

@@ -14,6 +14,7 @@ import orjson
 
 from tistream.client.core.requests import ALIVE, FIRST_ANSWER_S, TIMEOUT_S, Retries, error_of, unreachable
 from tistream.client.shared import ConnectionBase
+from tistream.runtime.tls import ClientFiles
 
 
 class AsyncConnection(ConnectionBase):
@@ -30,9 +31,10 @@ class AsyncConnection(ConnectionBase):
         first_answer_s: float = FIRST_ANSWER_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         transport: httpx2.AsyncBaseTransport | None = None,
+        files: ClientFiles | None = None,
     ) -> None:
         """As `Connection`."""
-        super().__init__(url, httpx2.AsyncClient, key, transport)
+        super().__init__(url, httpx2.AsyncClient, key, transport, files)
         self._retry_s, self._first_answer_s = retry_s, first_answer_s
         self._sleep = sleep
         self._has_answered = False

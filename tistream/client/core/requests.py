@@ -15,6 +15,7 @@ import orjson
 from tistream import errors
 from tistream.errors import InvalidInput, NotFound, RateLimited, StillInFlight, StoreUnavailable, TiStreamError
 from tistream.ids import name_in_path
+from tistream.runtime.tls_faults import CertificateRefused, refusal, words_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,7 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile,
         errors.SeedNeeded, errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest,
         StillInFlight, errors.BeyondQuarantine, errors.TableRenamed, errors.Fenced,
-        errors.SnapshotLost, errors.StateNotKnown,
+        errors.SnapshotLost, errors.StateNotKnown, errors.CertificateNeeded,
     )
 }  # fmt: skip
 
@@ -260,9 +261,14 @@ class ServiceUnavailable(StoreUnavailable):
     hint = "Check that it runs, and its address: --url, TISTREAM_URL, or that of the last tistream login."
 
 
-def unreachable(url: str, cause: Exception | str) -> ServiceUnavailable:
-    """The error of a service that does not answer."""
+def unreachable(url: str, cause: Exception | str) -> ServiceUnavailable | CertificateRefused:
+    """The error of a service that does not answer, or of certificates that do not fit: that one is not retried."""
+    fault = None if isinstance(cause, str) else refusal(cause)
+    if fault is not None:
+        return CertificateRefused(f"Cannot connect to {shown_url(url)}: {words_of(fault)}.")
     said = str(cause) or type(cause).__name__
+    if "disconnected without" in said:  # a server tells nothing more of a handshake that it ends
+        said += " It may speak TLS" if url.startswith("http://") else " It may not accept the client's certificate"
     return ServiceUnavailable(f"{shown_url(url)} does not answer: {said.rstrip('.')}.")
 
 

@@ -15,7 +15,7 @@ from tistream.limits import PULL_ROWS_MAX, SPLITS_MAX
 _NAMES = (
     "url", "key", "cluster", "tenant", "database", "table", "startTs", "endTs", "schemaTs", "decode", "onUndecodable",
     "maxRowsPerTrigger", "numPartitions", "partitionBytes", "rowsPerPage", "pushFilters", "catalog", "objectStore",
-    "keys", "startKey", "endKey", "prefix", "keyFormat",
+    "keys", "startKey", "endKey", "prefix", "keyFormat", "ca", "clientCert", "clientKey",
 )  # fmt: skip
 _KEY_FORMATS = ("hex", "base64", "utf8", "escaped")
 _BOOL = {"true": True, "false": False}
@@ -47,6 +47,8 @@ class ReadOptions:
     tenant: int
     url: str = "http://127.0.0.1:8711"
     key: str | None = None  #: API key; None: from the environment or the user's file, on driver and executors
+    ca: str | None = None  #: PEM file with the authority of the service's certificate, at driver and executors
+    cert: tuple[str, str] | None = None  #: PEM files of a client certificate and its key
     database: str | None = None
     table: str | None = None
     keys: Keys | None = None  #: of a raw or txn tenant: changes of keys
@@ -92,12 +94,16 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         raise ConfigError("The option 'table' needs the option 'database'.", option="table")
     if ("catalog" in values) != ("objectStore" in values):
         raise ConfigError("The options 'catalog' and 'objectStore' go together.", option="catalog")
+    if ("clientCert" in values) != ("clientKey" in values):
+        raise ConfigError("The options 'clientCert' and 'clientKey' go together.", option="clientCert")
     keys = _keys(values)
     return ReadOptions(
         cluster=_number(values, "cluster", 0, least=0),
         tenant=_number(values, "tenant", 0, least=0),
         url=values.get("url", _DEFAULT.url),
         key=values.get("key"),
+        ca=values.get("ca"),
+        cert=(values["clientCert"], values["clientKey"]) if "clientCert" in values else None,
         database=values.get("database"),
         table=values.get("table"),
         keys=keys,

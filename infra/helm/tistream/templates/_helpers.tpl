@@ -80,6 +80,7 @@ capabilities:
   value: "0.0.0.0"
 - name: TISTREAM_METRICS_PORT
   value: "9464"
+{{- include "tistream.portEnv" .root }}
 {{- with .root.Values.notifications }}
 {{- with .sqsQueueUrl }}
 - name: TISTREAM_NOTIFICATIONS_SQS_QUEUE_URL
@@ -101,6 +102,45 @@ capabilities:
 {{- end }}
 {{- with concat .root.Values.extraEnv .of.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The Secret with the certificate of the HTTP ports. */ -}}
+{{- define "tistream.tlsSecret" -}}
+{{ .Values.tls.secret | default (printf "%s-tls" .Release.Name) }}
+{{- end }}
+
+{{- /* The variables of the HTTP ports of every process. */ -}}
+{{- define "tistream.portEnv" -}}
+{{- if .Values.tls.enabled }}
+- name: TISTREAM_TLS_CERT
+  value: /etc/tistream/tls/tls.crt
+- name: TISTREAM_TLS_KEY
+  value: /etc/tistream/tls/tls.key
+{{- if .Values.tls.mutual }}
+- name: TISTREAM_TLS_CLIENT_CA
+  value: /etc/tistream/tls/ca.crt
+{{- end }}
+{{- else }}
+- name: TISTREAM_INSECURE_LISTEN # plain text inside the pod network
+  value: "true"
+{{- end }}
+{{- end }}
+
+{{- define "tistream.tlsMount" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  mountPath: /etc/tistream/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "tistream.tlsVolume" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "tistream.tlsSecret" . }}
+    defaultMode: 0440
 {{- end }}
 {{- end }}
 
@@ -148,17 +188,20 @@ envFrom:
 {{- end }}
 {{- end }}
 
+{{- /* root, port. With mutual TLS these two paths alone answer who has no certificate. */ -}}
 {{- define "tistream.probes" -}}
+{{- $at := printf "port: %s" .port }}
+{{- if .root.Values.tls.enabled }}{{ $at = printf "%s, scheme: HTTPS" $at }}{{ end -}}
 startupProbe:
-  httpGet: {path: /livez, port: {{ . }}}
+  httpGet: {path: /livez, {{ $at }}}
   periodSeconds: 2
   failureThreshold: 60
 livenessProbe:
-  httpGet: {path: /livez, port: {{ . }}}
+  httpGet: {path: /livez, {{ $at }}}
   periodSeconds: 10
   timeoutSeconds: 5
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ . }}}
+  httpGet: {path: /readyz, {{ $at }}}
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end }}
@@ -174,6 +217,7 @@ readinessProbe:
   mountPath: /etc/tistream/catalog
   readOnly: true
 {{- end }}
+{{- include "tistream.tlsMount" . }}
 {{- end }}
 
 {{- define "tistream.volumes" -}}
@@ -184,6 +228,7 @@ readinessProbe:
   configMap:
     name: {{ . }}
 {{- end }}
+{{- include "tistream.tlsVolume" . }}
 {{- end }}
 
 {{- /* root, component */ -}}
