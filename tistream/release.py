@@ -27,7 +27,7 @@ class OlderProcesses(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1054"
-    hint = "Replace or stop them, then repeat: tistream upgrade --check. docs/compatibility.md has the order."
+    hint = "Replace or stop them, and run tistream upgrade again; docs/compatibility.md has the order."
 
 
 class Release(NamedTuple):

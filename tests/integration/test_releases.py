@@ -172,13 +172,13 @@ def test_its_servers_serve_the_catalog_of_this_version(version: str, tmp_path: P
         tmp_path, {**settings, "TISTREAM_SERVER_AUTH": "keys"}, installed(version, tmp_path / "installed")
     )
     headers = {"Authorization": f"Bearer {release['key']}"}
-    consumers = CHANGES.replace("changes", "consumers")
+    first, consumers = {"start_ts": "earliest", "limit": "2000"}, CHANGES.replace("changes", "consumers")
     try:
         with service(url, bucket) as here, httpx2.Client(base_url=cluster.url_of("api-1"), headers=headers) as there:
             cluster.run("meta-1", "api-1", old=True)
             assert set(living(here.parts.catalog).values()) == {Release.parse(version)}
-            messages, _ = here.messages(release["key"], start_ts="earliest", limit="200000")
-            answer = there.get(CHANGES, params={**MESSAGES, "start_ts": "earliest", "limit": "200000"}, timeout=60)
+            messages, _ = here.messages(release["key"], **first)
+            answer = there.get(CHANGES, params={**MESSAGES, **first}, timeout=60)
             assert list(map(content, answer.content.splitlines())) == list(map(content, messages))
             new = {"consumer_id": "made-here", "start_ts": "earliest"}
             owner = issue_key(here.parts.catalog, name="an owner", role=Role.OWNER).text

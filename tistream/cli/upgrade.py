@@ -21,21 +21,21 @@ _LOOK_S = 2.0
 
 
 def upgrade(
-    check: Annotated[bool, typer.Option("--check", help="Say what an upgrade would do; change nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing: check what an upgrade would do.")] = False,
     run: Annotated[bool, typer.Option("--run", help="Run the migrations now.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="With --run: until no older process lives and every feature is on.")
+        bool, typer.Option("--wait", help="Wait until no older process lives and every feature is on.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: seconds to wait at most; 0 = for ever.", min=0)] = 0,
     catalog: Catalog = None,
     config: Config = None,
     output: OutputOption = OutputForm.TABLE,
 ) -> None:
-    """Check an upgrade to this release, or run its migrations: docs/compatibility.md has the order of an upgrade.
+    """Check an upgrade to this release, or run its migrations.
 
-    Works on the catalog that --catalog or the settings name, beside running processes. Exit status 0: it can be run, or
-    is done; 4: processes of an earlier release must be replaced first, or a migration has failed and can be repeated;
-    5: the catalog is that of a later release, which does not allow this one."""
+    docs/compatibility.md has the order of an upgrade. It works on the catalog that --catalog or the settings name,
+    beside running processes. Exit status 0: it can be run, or is done; 4: processes of an earlier release must be
+    replaced first, or a migration has failed and can be repeated; 5: a later release does not allow this one."""
     if check == run or (wait and not run):
         raise InvalidInput("Give --check or --run; --wait belongs to --run.")
     from tistream.catalog.rows.audit import Deed

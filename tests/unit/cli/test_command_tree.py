@@ -53,6 +53,7 @@ def test_the_top_lists_its_commands_in_groups() -> None:
 MEANINGS = {
     "--as-of": r"TSO",
     "--catalog": r"catalog",
+    "--check": r"check",
     "--cluster": r"cluster",
     "--columns": r"columns",
     "--config": r"TOML",
@@ -74,6 +75,7 @@ MEANINGS = {
     "--timeout": r"[Ss]econds",
     "--to": r"time",
     "--until": r"time",
+    "--wait": r"Wait until",
 }
 SHORT = {
     "-c": "--cluster", "-t": "--tenant", "-o": "--output", "-f": "--follow", "-d": "--data", "-n": "--limit",

@@ -27,9 +27,7 @@ class MigrationFailed(CatalogUnavailable):
     """A migration of the catalog has failed. What it has done stays, and processes of the release before continue."""
 
     code = "TS-1053"
-    hint = (
-        "Remove the cause, then repeat: tistream upgrade --run, or start the process again. It begins where it failed."
-    )
+    hint = "Remove the cause and run tistream upgrade again: it begins with this migration."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
