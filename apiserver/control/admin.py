@@ -253,7 +253,13 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         order: OrderQuery,
         tenant: PathTenant,
         reason: Annotated[str, Query(max_length=500, description="shown with the tenant")] = "",
+        replaced_by: Annotated[
+            int | None,
+            Query(ge=0, le=INT_MAX, description="tenant of the cluster that has its place, and where its readers go"),
+        ] = None,
     ) -> dict[str, Any]:
+        if replaced_by is not None:
+            return actions.replace(sources, tenant, Tenant(tenant.cluster_id, replaced_by), **order)
         return actions.delete(sources, tenant, reason=reason, **order)
 
 

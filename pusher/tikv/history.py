@@ -40,7 +40,8 @@ CAP_S = 24 * 3600  #: history is held for at most this long
 _AHEAD_MS = 60_000  #: a frontier may be this much newer than our newest TSO
 _MARGIN_S = 30.0  # a barrier counts as expired this long before PD drops it
 _RESTART = (
-    "The tenant cannot continue without a gap. Create another tenant, which starts with a current schema snapshot."
+    "The tenant cannot continue without a gap: tistream tenant reseed puts another one in its place, which starts with "
+    "a current schema snapshot and all rows."
 )
 
 
@@ -95,7 +96,8 @@ class GcBarrier:
         try:
             self._pd.hold_history(self.name, needed, ttl_s)
         except TsExpired as e:
-            self._lose(f"GC has collected the cluster's history above {needed} ({to_text(needed)})", needed, age_s)
+            gone = f"GC has collected the cluster's history above {needed} ({to_text(needed)})"
+            self._lose(gone, needed, age_s, " by files in the bucket; if it cannot: tistream tenant reseed")
             e.hint = _RESTART
             raise
         valid_s = ttl_s - _MARGIN_S
@@ -112,13 +114,13 @@ class GcBarrier:
         except TiStreamError as e:
             log.warning("releasing the GC barrier failed, it will expire", name=self.name, error=str(e))
 
-    def _lose(self, why: str, needed: int, age_s: float) -> None:
+    def _lose(self, why: str, needed: int, age_s: float, or_else: str = "") -> None:
         self._held = None
         if not self.problem:
             log.error("GC barrier lost", name=self.name, ts=needed, age_s=round(age_s), cap_s=self._cap_s)
         self.problem = (
             f"the tenant's watermark is {needed} ({to_text(needed)}), {duration_text(age_s * 1000)} behind; {why}, so"
-            " ranges that must be registered again wait until it has caught up"
+            f" ranges that must be registered again wait until it has caught up{or_else}"
         )
 
 

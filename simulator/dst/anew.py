@@ -4,9 +4,11 @@
     after    an operator registers it: a schema snapshot, a seed with all rows of that moment, and a store that
              subscribes from there. Once it is read, the tenant before is deleted
 
-The tenant before has a reader that follows. It gets each commit up to its cursor, nothing above `good_ts` once the
-store is held, and at last the error of a deleted tenant. The reader of the tenant after takes the rows of the seed and
-of the log above it, then follows: it has the upstream's rows at each of its cursors, and gets each commit above.
+The operator asks for the replacement again and again, from the registration on, until it is accepted. The tenant before
+has a reader that follows. It gets each commit up to its cursor, nothing above `good_ts` once the store is held, and at
+last the error of a replaced tenant, which names the one after and where to begin: its seed is there by then. The reader
+of the tenant after takes the rows of the seed and of the log above it, then follows: it has the upstream's rows at each
+of its cursors, and gets each commit above.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.rows.seeds import SeedRow
 from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.tenancy.tenants import GIVEN_UP, look_up_tenant, register_tenant
-from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.deletion import replace_tenant
 from tistream.catalog.work.quarantines import open_quarantines
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.codec.seed_file import SEED
-from tistream.errors import BeyondQuarantine, ErrorKind, TenantDeleted, TiStreamError
+from tistream.errors import BeyondQuarantine, ErrorKind, StateForbids, TenantDeleted, TiStreamError
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, SchemaSnapKey
 
@@ -73,7 +75,6 @@ class Anew(Aspect):
         self._is_sent = False
         self._start_ts = 0  # of the tenant after
         self._is_registered = False  # the tenant after
-        self._is_read = False  # the tenant after has a reader
         self._is_deleted = False  # the tenant before
         self._has_ended = False  # its reader
         self._reached = 0  # by the reader of the tenant after
@@ -199,8 +200,13 @@ class Anew(Aspect):
                 cursor, upto, rows = _page(services, scope, cursor, "earliest")
             except BeyondQuarantine:
                 continue  # it waits until an operator has decided
-            except TenantDeleted:
+            except TenantDeleted as e:
                 self._has_ended = True
+                named = (str(AFTER), str(self._start_ts))
+                if (e.facts.get("successor"), e.facts.get("successor_start_ts")) != named:
+                    self._world.oracle.violated(f"anew: a reader of {BEFORE} learns {e.facts}, not {named}")
+                if not self._world.database.query("SELECT 1 FROM seeds WHERE tenant_id = ?", AFTER.tenant_id):
+                    self._world.oracle.violated(f"anew: {BEFORE} is replaced, and {AFTER} has no rows to begin with")
                 continue
             except TiStreamError as e:
                 self._wait_for(e)
@@ -234,7 +240,7 @@ class Anew(Aspect):
                     if upto < seeds[0].ts:
                         continue
                     rebuilt = self._rows_of(services, seeds[0], upto)
-                    cursor, self._is_read = position.encode_cursor(scope, upto), True
+                    cursor = position.encode_cursor(scope, upto)
                     self._compare_rows(rebuilt, upto)
                     continue
                 after = position.decode_cursor(cursor, scope)
@@ -264,15 +270,23 @@ class Anew(Aspect):
                 if not self._is_registered:
                     self._register(catalog, AFTER, self._start_ts)
                     self._is_registered = True
-                if not list_seeds(catalog, AFTER):
-                    push_seed(_Control(running), running.store, self._start_ts, [self._seed()])
                 state = look_up_tenant(catalog, BEFORE).state
                 if state in GIVEN_UP:
                     self._is_deleted = True
-                elif self._is_read and delete_tenant(catalog, BEFORE, seen=state):
-                    self._world.tell(f"an operator has deleted tenant {BEFORE}")
+                elif replace_tenant(catalog, BEFORE, AFTER, seen=state):
+                    self._world.tell(f"an operator has replaced tenant {BEFORE} by {AFTER}")
+                    continue
+            except StateForbids:
+                self._push_seed(running)  # it was too early for the replacement
             except TiStreamError as e:
                 self._wait_for(e)
+
+    def _push_seed(self, running: Running) -> None:
+        try:
+            if self._rand.random() < 0.5 and not list_seeds(running.catalog, AFTER):
+                push_seed(_Control(running), running.store, self._start_ts, [self._seed()])
+        except TiStreamError as e:
+            self._wait_for(e)
 
     def _seed(self) -> pa.Table:
         """The upstream's rows at the start of the tenant after, in key order."""

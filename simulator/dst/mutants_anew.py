@@ -14,5 +14,13 @@ broken(
 )
 broken(
     "tasks-outlive-tenant (anew): the tasks of a deleted tenant go on",
-    ("simulator.dst.anew:delete_tenant", "ended = _end_tasks(conn, tenant)", "ended = 0"),
+    ("tistream.catalog.work.deletion:_delete", "ended = _end_tasks(conn, tenant)", "ended = 0"),
+)
+broken(
+    "replaced-too-early (anew): a tenant is replaced while readers cannot begin anew",
+    ("tistream.catalog.work.deletion:_refuse_successor", "if floor_ts > start_ts or", "if False and"),
+)
+broken(
+    "successor-unnamed (anew): a reader of a replaced tenant does not learn by which",
+    ("tistream.catalog.tenancy.tenants:given_up", "if successor is None:", "if True:"),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from tests.kit.catalog_cases import (
@@ -34,6 +37,7 @@ from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer
 from tistream.catalog.tenancy.keys import NewKey, create_key, get_key
 from tistream.catalog.tenancy.tenants import (
+    begin_tenant,
     change_state,
     get_tenant,
     list_tenants,
@@ -42,10 +46,10 @@ from tistream.catalog.tenancy.tenants import (
     set_retention,
 )
 from tistream.catalog.work import stores
-from tistream.catalog.work.deletion import delete_tenant, finish_deletion, retire_objects
+from tistream.catalog.work.deletion import delete_tenant, finish_deletion, replace_tenant, retire_objects
 from tistream.catalog.work.reshape import split_task
 from tistream.catalog.work.tasks import list_tasks, raise_resubscribe
-from tistream.errors import InvalidInput, StateForbids, TenantDeleted
+from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Position
 
 ACTIVE, DELETING, DELETED = TenantState.ACTIVE, TenantState.DELETING, TenantState.DELETED
@@ -218,3 +222,75 @@ def split_or_gone(catalog: Catalog, task: int) -> object:
         return ended(lambda: split_task(catalog, task, long_key(b"t\x90"), seen_epoch=0))
     except Exception as e:  # noqa: BLE001 - NotFound when the tombstone was first
         return e
+
+
+class TestReplacement:
+    """T cannot continue; OTHER begins above what T has served."""
+
+    BEGIN = START + 50
+
+    @pytest.fixture
+    def served(self, catalog: Catalog) -> int:
+        """Up to where T is served."""
+        tasks = activate(catalog)
+        assert flush(catalog, "f/1", *(to(task, START, START + 9, n) for n, task in enumerate(tasks)))
+        return START + 9
+
+    def begin(self, catalog: Catalog, at: int) -> None:
+        """The log of OTHER, with a seed of all rows."""
+        activate(catalog, OTHER, at)
+        assert add_seed(catalog, replace(seed(at), tenant=OTHER), 50)
+
+    def test_readers_of_the_old_one_learn_where_to_begin(self, catalog: Catalog, served: int) -> None:
+        self.begin(catalog, self.BEGIN)
+        assert replace_tenant(catalog, T, OTHER, seen=ACTIVE, actor="me")
+        assert look_up_tenant(catalog, T).state is DELETING
+        asks: list[Callable[[], object]] = [
+            lambda: get_tenant(catalog, T),
+            lambda: check_listing(catalog, T, START, START + 1),
+            lambda: set_safe_point(catalog, T, "late", START, 600),
+        ]
+        for ask in asks:
+            with pytest.raises(TenantDeleted) as refused:
+                ask()
+            assert refused.value.facts["successor"] == str(OTHER)
+            assert refused.value.facts["successor_start_ts"] == str(self.BEGIN)
+            assert refused.value.facts["served_upto_ts"] == str(served)
+            assert f"start_ts={self.BEGIN}" in refused.value.hint
+        assert not list_tasks(catalog, T)
+        event = list_events(catalog, limit=1)[0]
+        assert (event.kind, event.actor) == ("tenant.deleting", "me")
+
+    def test_it_is_refused_while_they_could_not_begin(self, catalog: Catalog, served: int) -> None:
+        def refused(why: str) -> None:
+            with pytest.raises(StateForbids, match=why):
+                replace_tenant(catalog, T, OTHER, seen=ACTIVE)
+
+        with pytest.raises(NotFound):
+            replace_tenant(catalog, T, OTHER, seen=ACTIVE)
+        register_tenant(catalog, OTHER)
+        refused("not active yet")
+        activate(catalog, OTHER, self.BEGIN)
+        refused("no seed of all rows")
+        assert add_seed(catalog, replace(seed(self.BEGIN, table_id=7), tenant=OTHER), 50)
+        refused("no seed of all rows")
+        with pytest.raises(StateForbids, match="two of them"):
+            replace_tenant(catalog, T, T, seen=ACTIVE)
+        assert get_tenant(catalog, T).state is ACTIVE
+
+    def test_it_is_refused_when_the_new_one_begins_below_what_was_served(self, catalog: Catalog, served: int) -> None:
+        self.begin(catalog, served - 1)
+        with pytest.raises(StateForbids, match="below what"):
+            replace_tenant(catalog, T, OTHER, seen=ACTIVE)
+
+    def test_one_of_another_cluster_is_refused(self, catalog: Catalog, served: int) -> None:
+        self.begin(catalog, self.BEGIN)
+        begin_tenant(catalog, T, None, upstream_id=1)
+        begin_tenant(catalog, OTHER, None, upstream_id=2)
+        with pytest.raises(StateForbids, match="another cluster"):
+            replace_tenant(catalog, T, OTHER, seen=ACTIVE)
+
+    def test_it_happens_once(self, catalog: Catalog, served: int) -> None:
+        self.begin(catalog, self.BEGIN)
+        assert not replace_tenant(catalog, T, OTHER, seen=TenantState.PAUSED)
+        assert sum(together(4, lambda _: replace_tenant(catalog, T, OTHER, seen=ACTIVE))) == 1

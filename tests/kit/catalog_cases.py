@@ -137,11 +137,11 @@ def begin(catalog: Catalog, tenant: Tenant, start_ts: int, *ranges: KeyRange) ->
     assert activate_tenant(catalog, tenant, start_ts, [NewTask(kind="data", range=r) for r in ranges or [KeyRange()]])
 
 
-def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
+def activate(catalog: Catalog, tenant: Tenant = T, start_ts: int = START) -> list[int]:
     """A tenant with two data tasks and one DDL task, all unassigned; their ids in that order."""
     register_tenant(catalog, tenant)
     tasks = [NewTask(kind="data", range=LOW), NewTask(kind="data", range=HIGH), NewTask(kind="ddl", range=DDL)]
-    assert activate_tenant(catalog, tenant, START, tasks)
+    assert activate_tenant(catalog, tenant, start_ts, tasks)
     return [task.task_id for task in list_tasks(catalog, tenant)]
 
 

@@ -23,6 +23,8 @@ FIRST = {
     "deleted-served": 0,
     "seed-left-out": 0,
     "tasks-outlive-tenant": 0,
+    "replaced-too-early": 0,
+    "successor-unnamed": 0,
     "future-counts": 0,
     "worker-clock": 0,
     "skew-ignored": 0,

@@ -247,7 +247,7 @@ SHOWN: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, int], tuple[st
     # a store is never taken without a word, and none is refused for rows that it only repeats
     ("promises", (0, 6), {}, {}, ("an operator rejects",)),
     # the tenant before is served up to what is good, and not at all once it is deleted
-    ("anew", (0, 3), {}, {}, ("store contradicts its promise", "an operator has deleted tenant 1/4")),
+    ("anew", (0, 3), {}, {}, ("store contradicts its promise", "an operator has replaced tenant 1/4")),
     # the newest write of each key is in the log, and what is missing is in a marked interval
     ("rawkv", (0, 1), {}, {"lacked": 0}, ()),
     # no key is older than the checkpoint, no lane has two writers; seed 5 holds its log for five seconds, and loses it

@@ -14,13 +14,13 @@ from tistream.admin.core.watermark_gaps import Known
 from tistream.admin.views import Sources, known_now
 from tistream.catalog.log.objects import ObjectState, stored_bytes
 from tistream.catalog.rows.tasks import TaskRow
-from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.rows.tenants import Successor, TaskKind, TenantState
 from tistream.catalog.rows.workers import WorkerKind, WorkerRow, WorkerState
 from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.tenants import GIVEN_UP, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
-from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.deletion import delete_tenant, replace_tenant
 from tistream.catalog.work.lanes import lane_places
 from tistream.catalog.work.move import move_task
 from tistream.catalog.work.reshape import request_merge, split_task
@@ -188,6 +188,22 @@ def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, acto
     return outcome(
         "delete", str(tenant), dry_run, words, state=TenantState.DELETING, tasks=tasks, objects=files, bytes=size
     )
+
+
+def replace(sources: Sources, tenant: Tenant, by: Tenant, *, dry_run: bool, actor: str) -> dict[str, Any]:
+    """Delete a tenant for good and send its readers to another one. A repeat changes nothing."""
+    row = look_up_tenant(sources.catalog, tenant)
+    if row.state in GIVEN_UP:
+        successor = Successor.of_reason(row.reason)
+        if successor is None or successor.tenant != by:
+            raise StateForbids(f"Tenant {tenant} was deleted, and not replaced by {by}.", state=row.state)
+        words = f"Tenant {tenant} is replaced by {by} already: there is nothing to do."
+        return outcome("replace", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
+    would = delete(sources, tenant, reason="", dry_run=True, actor=actor)
+    words = f"{would['words']} Its readers learn that tenant {by} has its place, and where they begin anew."
+    if not dry_run and not replace_tenant(sources.catalog, tenant, by, seen=row.state, actor=actor):
+        raise ChangedMeanwhile(f"Tenant {tenant} is not {row.state} any more.")
+    return would | outcome("replace", str(tenant), dry_run, words)
 
 
 def _many(count: int, what: str) -> str:

@@ -39,7 +39,7 @@ def detail(sources: Sources, tenant: Tenant) -> dict[str, Any]:
     """One tenant with its tasks and stores."""
     row = tenants.look_up_tenant(sources.catalog, tenant)  # shown until it is deleted
     if row.state is TenantState.DELETED:
-        raise tenants.given_up(tenant)
+        raise tenants.given_up(tenant, row.reason)
     followed = stores.list_stores(sources.catalog, tenant)
     return {
         **summary(sources, row, ends_of(followed)),

@@ -1,4 +1,4 @@
-"""`tistream tenant register|list|show|pause|resume|delete|retention|allow|disallow|targets|rotate-key`."""
+"""`tistream tenant register|list|show|pause|resume|delete|reseed|retention|allow|disallow|targets|rotate-key`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tistream.cli.service import (
     given,
     show_outcome,
 )
-from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
+from tistream.errors import ErrorKind, InvalidInput, NotFound, TenantDeleted, TiStreamError
 
 if TYPE_CHECKING:
     from tistream.client import Client
@@ -36,6 +36,7 @@ commands = typer.Typer(help="Register, look at, pause, resume and delete tenants
 _POLL_S = 0.5
 _SHOWN_ONCE = "(shown once)"
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Reason = Annotated[str, typer.Option(help="Shown with the tenant.")]
 
 
@@ -136,7 +137,7 @@ def delete(
     of: TenantOptions,
     to: ActionOptions,
     reason: Reason = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a tenant with its log.
 
@@ -147,13 +148,77 @@ def delete(
     with connect(to.url, retry_s=0) as client, _hint(client):
         answer = client.send("DELETE", f"{of.path()}?dry_run=true")
         if not to.dry_run:
-            if not yes:
-                print(answer["words"], file=sys.stderr)
-                typed = typer.prompt(f"Type {of} to delete it", err=True)
-                if typed.strip() != f"{of}":
-                    raise InvalidInput(f"'{typed}' is not {of}: nothing was deleted.")
+            _confirm(of, answer, yes=yes)
             answer = client.send("DELETE", f"{of.path()}?{urlencode(given(reason=reason))}".rstrip("?"))
     show_outcome(answer, to.output)
+
+
+@commands.command()
+def reseed(
+    of: TenantOptions,
+    new: Annotated[int, typer.Option("--as", help="Id of the tenant that takes its place.", min=0)],
+    to: ActionOptions,
+    yes: Yes = False,
+    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.", min=0)] = 86_400,
+) -> None:
+    """Replace a tenant that fell behind for good by another one, with all rows of now.
+
+    For a tenant whose cluster has collected the history that its log would need next. Registers the new tenant, with
+    the same retention and targets, waits until its pushers (tistream push --seed-rows) have pushed its schema and all
+    rows, and deletes the old tenant with its log. Readers of the old one are refused from then on, and the answer names
+    the new tenant, the timestamp to begin at, and what is in neither log. Repeat the command after whatever ended it:
+    it continues."""
+    from urllib.parse import urlencode
+
+    after = TenantOptions(cluster=of.cluster, tenant=new)
+    replace = f"{of.path()}?{urlencode({'replaced_by': new})}"
+    with connect(to.url, retry_s=0) as client, _hint(client):
+        answer = client.send("DELETE", f"{replace}&dry_run=true")
+        if not to.dry_run and not _is_deleted(client, of):
+            _confirm(of, answer, yes=yes)
+            _prepare(client, of, after, time.monotonic() + timeout)
+        if not to.dry_run:
+            answer = client.send("DELETE", replace)
+    show_outcome(answer, to.output)
+
+
+def _is_deleted(client: Client, of: TenantOptions) -> bool:
+    try:
+        return bool(client.get(of.path())["state"] == "DELETING")
+    except TenantDeleted:
+        return True
+
+
+def _prepare(client: Client, of: TenantOptions, after: TenantOptions, deadline: float) -> None:
+    """Register the tenant that takes another one's place, and wait until readers can begin there."""
+    kept, targets = client.get(of.path())["retention_s"], client.get(of.path("targets"))["targets"]
+    push = client.tenant(after.cluster, after.tenant).register()["push"]
+    if key := push.get("key"):
+        print(f"the key of its pushers, shown this once: {key}", file=sys.stderr)
+    client.send("PATCH", after.path(), {"retention_s": kept})
+    for target in targets:
+        client.send("POST", after.path("targets"), {"target": target})
+    _wait(client, after, deadline, push, more=" --seed-rows")
+    start_ts = client.get(after.path())["start_ts"]
+    while not any((s["ts"], s["table_id"]) == (start_ts, 0) for s in client.get(after.path("seeds"))["items"]):
+        if time.monotonic() > deadline:
+            raise NotActive(f"tenant {after} has no seed of all its rows yet: its pusher is started with --seed-rows")
+        time.sleep(_POLL_S)
+    print(f"  ✓ all rows as of {start_ts} are there", file=sys.stderr)
+    for kind in ("consumers", "changefeeds"):
+        for reader in client.get(of.path(kind))["items"]:
+            name = reader[f"{kind[:-1]}_id"]
+            print(f"  - create {kind[:-1]} {name} for tenant {after} with --start-ts {start_ts}", file=sys.stderr)
+
+
+def _confirm(of: TenantOptions, answer: dict[str, Any], *, yes: bool) -> None:
+    """InvalidInput unless the operator types the name of the tenant that is to be deleted."""
+    if yes:
+        return
+    print(answer["words"], file=sys.stderr)
+    typed = typer.prompt(f"Type {of} to delete it", err=True)
+    if typed.strip() != f"{of}":
+        raise InvalidInput(f"'{typed}' is not {of}: nothing was deleted.")
 
 
 @commands.command()
@@ -251,8 +316,8 @@ def rotate_key(of: TenantOptions, to: ServiceOptions, overlap_hours: OverlapHour
     show_new(made, to.output, old)
 
 
-def _wait(client: Client, of: TenantOptions, deadline: float, push: dict[str, Any]) -> None:
-    """Show each step when it is done, until the tenant is active."""
+def _wait(client: Client, of: TenantOptions, deadline: float, push: dict[str, Any], more: str = "") -> None:
+    """Show each step when it is done, until the tenant is active. `more`: what else its pushers are started with."""
     done: set[str] = set()
     valid_s = _prove_credentials(client, push, deadline)
     while True:
@@ -271,7 +336,7 @@ def _wait(client: Client, of: TenantOptions, deadline: float, push: dict[str, An
             done.add("waits")
             print(f"  … {waits}: start the pushers, for example", file=sys.stderr)
             where = f"-c {of.cluster} -t {of.tenant} --url {client.url}"
-            print(f"      tistream push --pd HOST:2379 {where}", file=sys.stderr)
+            print(f"      tistream push --pd HOST:2379 {where}{more}", file=sys.stderr)
         if time.monotonic() > deadline:
             raise NotActive(f"tenant {of} still waits: {waits}")
         time.sleep(_POLL_S)

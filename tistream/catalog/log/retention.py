@@ -62,6 +62,7 @@ _FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
 _LISTED = select(
     tenants.c.floor_ts,
     tenants.c.state,
+    tenants.c.reason,
     good_ts_of_asked_tenant().scalar_subquery().label("good_ts"),
 ).where(of_asked_tenant(tenants))
 _KIND = select(tenants.c.kind).where(of_asked_tenant(tenants))
@@ -142,7 +143,7 @@ def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int)
     if row is None:
         return
     if row.state in GIVEN_UP:
-        raise given_up(tenant)
+        raise given_up(tenant, row.reason)
     if after_ts < row.floor_ts:
         raise expired(after_ts, int(row.floor_ts))
     if row.good_ts is not None and upto_ts > row.good_ts:

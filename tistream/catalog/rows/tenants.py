@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +26,31 @@ class TaskKind(StrEnum):
 
     DATA = "data"
     DDL = "ddl"
+
+
+_REPLACED = re.compile(r"replaced by (\d+)/(\d+) from (\d+) on, after (\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """The tenant that has taken the place of a deleted one. A tombstone keeps it as its reason, so that releases that
+    know of no successors show it, too."""
+
+    tenant: Tenant
+    start_ts: int  #: its log is complete above this, and it has a seed of all rows here
+    after_ts: int  #: up to here the deleted tenant was served; what was committed in between is in neither log
+
+    @property
+    def reason(self) -> str:
+        return f"replaced by {self.tenant} from {self.start_ts} on, after {self.after_ts}"
+
+    @classmethod
+    def of_reason(cls, reason: str) -> Successor | None:
+        """The successor that a tombstone's reason names, if any."""
+        if (named := _REPLACED.fullmatch(reason)) is None:
+            return None
+        cluster_id, tenant_id, start_ts, after_ts = map(int, named.groups())
+        return cls(tenant=Tenant(cluster_id, tenant_id), start_ts=start_ts, after_ts=after_ts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

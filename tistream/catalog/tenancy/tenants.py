@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, literal_column, select
 
+from tistream import ts as tso
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
@@ -35,7 +36,7 @@ from tistream.catalog.database.tables import (
     tenants,
 )
 from tistream.catalog.rows.kinds import Keyspace, TenantKind, stored_range
-from tistream.catalog.rows.tenants import NewTask, TaskKind, TenantRow, TenantState
+from tistream.catalog.rows.tenants import NewTask, Successor, TaskKind, TenantRow, TenantState
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -56,7 +57,9 @@ _GIVE_BACK = (  # under a new epoch: its executor learns it at its next renewal,
     .values(state="queued", epoch=jobs.c.epoch + 1, tries=jobs.c.tries - 1, due_ms=now_ms())
 )
 _LOCK = (
-    select(tenants.c.start_ts, tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants)).with_for_update()
+    select(tenants.c.start_ts, tenants.c.floor_ts, tenants.c.state, tenants.c.reason)
+    .where(of_asked_tenant(tenants))
+    .with_for_update()
 )
 
 
@@ -174,7 +177,7 @@ def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
     """The tenant. NotFound with a hint how to register; TenantDeleted when it is deleted."""
     row = look_up_tenant(catalog, tenant)
     if row.state in GIVEN_UP:
-        raise given_up(tenant)
+        raise given_up(tenant, row.reason)
     return row
 
 
@@ -187,9 +190,26 @@ def look_up_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
     return _tenant_row(row)
 
 
-def given_up(tenant: Tenant) -> TenantDeleted:
-    """The error for a deleted tenant."""
-    return TenantDeleted(f"Tenant {tenant} was deleted.", tenant=str(tenant))
+def given_up(tenant: Tenant, reason: str) -> TenantDeleted:
+    """The error for a deleted tenant. With a successor it says how its readers continue, also to those who knew the
+    tenant while it lived."""
+    successor = Successor.of_reason(reason)
+    if successor is None:
+        return TenantDeleted(f"Tenant {tenant} was deleted.", tenant=str(tenant))
+    start_ts, after_ts = successor.start_ts, successor.after_ts
+    error = TenantDeleted(
+        f"Tenant {tenant} was replaced by tenant {successor.tenant}. What was committed between "
+        f"{tso.described(after_ts)} and {tso.described(start_ts)} is in no log.",
+        tenant=str(tenant),
+        successor=str(successor.tenant),
+        successor_start_ts=str(start_ts),
+        served_upto_ts=str(after_ts),
+    )
+    error.hint = (
+        f"Read the tables of tenant {successor.tenant} as of {start_ts}, put them in the place of yours, and follow "
+        f"its changes from start_ts={start_ts} on."
+    )
+    return error
 
 
 def lock_tenant(conn: Connection, tenant: Tenant) -> tuple[int, int]:
@@ -198,7 +218,7 @@ def lock_tenant(conn: Connection, tenant: Tenant) -> tuple[int, int]:
     if row is None:
         raise not_registered(tenant)
     if row.state in GIVEN_UP:
-        raise given_up(tenant)
+        raise given_up(tenant, row.reason)
     return row.start_ts, row.floor_ts
 
 

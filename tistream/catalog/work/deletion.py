@@ -9,6 +9,10 @@
     its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
+`replace_tenant` is the same for a tenant that cannot continue without a gap, once another one has its place: one that
+follows the same cluster, whose log is served, and that has a seed of all rows where its log begins. The tombstone names
+it, so every reader of the old tenant learns where to begin anew.
+
 No guard of a later flush, snapshot, split or merge matches a deleted task; seeds, bases, changefeeds and safe points
 are added under a lock of the tenant's row (`lock_tenant`), which refuses them. Stores and incarnations stay, so no
 incarnation is issued twice.
@@ -54,10 +58,12 @@ from tistream.catalog.database.tables import (
     tenants,
 )
 from tistream.catalog.log.objects import ObjectState
-from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.kinds import TenantKind
+from tistream.catalog.rows.tenants import Successor, TenantState
 from tistream.catalog.tenancy import destinations
 from tistream.catalog.tenancy.keys import revoke_pusher_keys
-from tistream.catalog.tenancy.tenants import GIVEN_UP
+from tistream.catalog.tenancy.served import edge_of_asked_tenant
+from tistream.catalog.tenancy.tenants import GIVEN_UP, lock_tenant
 from tistream.catalog.work.jobs import cancel_jobs_of
 from tistream.errors import StateForbids
 from tistream.ids import Tenant
@@ -84,6 +90,8 @@ _READERS = (changefeeds, lanes, consumers, consumer_partitions, consumer_members
 _DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (*_READERS, safe_points, quarantines)]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
+_WHAT = select(tenants.c.kind, tenants.c.upstream_id).where(of_asked_tenant(tenants))
+_SEED_AT = select(seeds.c.ts).where(of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == 0)
 _LIVE = (
     select(_o.object_key)
     .where(of_asked_tenant(objects), _o.state == ObjectState.LIVE)
@@ -113,20 +121,59 @@ def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason
     """Delete the tenant for good. False when its state is no longer the one that the caller saw."""
     if seen in GIVEN_UP:
         raise StateForbids(f"Tenant {tenant} is already deleted.", state=seen)
-    asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
-        if conn.execute(_TOMBSTONE, {**asked, "seen_state": seen, "new_reason": reason}).rowcount != 1:
-            return False
-        ended = _end_tasks(conn, tenant)
-        conn.execute(_UNDISPATCH, asked)
-        destinations.release(conn, tenant)
-        for drop in _DROP_HOLDS:
-            conn.execute(drop, asked)
-        cancel_jobs_of(conn, tenant)
-        keys = revoke_pusher_keys(conn, tenant)
-        detail = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
-        record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **detail)
-        return True
+        return _delete(conn, tenant, seen, reason, actor)
+
+
+def replace_tenant(catalog: Catalog, tenant: Tenant, by: Tenant, *, seen: TenantState, actor: str = "") -> bool:
+    """Delete the tenant for good, and name the one `by` which its readers continue. False when its state is no longer
+    the one that the caller saw; StateForbids while readers could not begin anew, NotFound, TenantDeleted."""
+    if seen in GIVEN_UP:
+        raise StateForbids(f"Tenant {tenant} is already deleted.", state=seen)
+    with catalog.transaction() as conn:
+        conn.execute(_LOCK, tenant_ids(tenant)).all()
+        start_ts, floor_ts = lock_tenant(conn, by)
+        conn.execute(_TASKS, tenant_ids(tenant)).all()  # none of them advances from here on
+        served_ts = int(conn.execute(edge_of_asked_tenant(), tenant_ids(tenant)).scalar() or 0)
+        _refuse_successor(conn, tenant, by, served_ts, start_ts, floor_ts)
+        reason = Successor(tenant=by, start_ts=start_ts, after_ts=served_ts).reason
+        return _delete(conn, tenant, seen, reason, actor)
+
+
+def _refuse_successor(
+    conn: Connection, tenant: Tenant, by: Tenant, served_ts: int, start_ts: int, floor_ts: int
+) -> None:
+    """StateForbids unless readers of the tenant can begin anew with the one `by`."""
+    of, to = (conn.execute(_WHAT, tenant_ids(each)).one() for each in (tenant, by))
+    facts = {"start_ts": str(start_ts), "served_upto_ts": str(served_ts)}
+    if tenant == by or of.kind != TenantKind.TIDB or of.kind != to.kind:
+        raise StateForbids(f"Tenant {by} cannot replace {tenant}: both are tenants of TiDB, and two of them.")
+    if None not in (of.upstream_id, to.upstream_id) and of.upstream_id != to.upstream_id:
+        raise StateForbids(f"Tenant {by} follows another cluster than {tenant}.", **facts)
+    if not start_ts or int(conn.execute(edge_of_asked_tenant(), tenant_ids(by)).scalar() or 0) < start_ts:
+        raise StateForbids(f"Tenant {by} is not active yet: its log has not begun.", **facts)
+    if start_ts < served_ts:
+        raise StateForbids(f"Tenant {by} begins below what {tenant} has served.", **facts)
+    if floor_ts > start_ts or conn.execute(_SEED_AT, {**tenant_ids(by), "asked_ts": start_ts}).first() is None:
+        raise StateForbids(
+            f"Tenant {by} has no seed of all rows at its beginning: its pusher is started with --seed-rows.", **facts
+        )
+
+
+def _delete(conn: Connection, tenant: Tenant, seen: TenantState, reason: str, actor: str) -> bool:
+    asked = tenant_ids(tenant)
+    if conn.execute(_TOMBSTONE, {**asked, "seen_state": seen, "new_reason": reason}).rowcount != 1:
+        return False
+    ended = _end_tasks(conn, tenant)
+    conn.execute(_UNDISPATCH, asked)
+    destinations.release(conn, tenant)
+    for drop in _DROP_HOLDS:
+        conn.execute(drop, asked)
+    cancel_jobs_of(conn, tenant)
+    keys = revoke_pusher_keys(conn, tenant)
+    detail = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
+    record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **detail)
+    return True
 
 
 def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> int:

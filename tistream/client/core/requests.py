@@ -31,7 +31,7 @@ _RETRY_MAX_S = 2.0
 _BY_CODE: dict[str, type[TiStreamError]] = {
     error.code: error
     for error in (
-        InvalidInput, errors.CursorInvalid, errors.FilterInvalid,
+        InvalidInput, errors.CursorInvalid, errors.FilterInvalid, errors.TenantDeleted,
         errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile,
         errors.SeedNeeded, errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest,
