@@ -12,7 +12,7 @@ from simulator.chaos.servers.services import Services
 from tests.kit.release import FOLDER
 
 _INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index", "--target")
-_WHERE = "import tistream.cli.main as a, apiserver.app as b; print(a.__version__, a.__file__, b.__file__)"
+_WHERE = "import tistream, apiserver; print(tistream.__version__, tistream.__file__, apiserver.__file__)"
 
 
 def installed(version: str, folder: Path) -> dict[str, str]:
@@ -23,7 +23,7 @@ def installed(version: str, folder: Path) -> dict[str, str]:
     variables = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-c", _WHERE]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [version, f"{folder}/tistream/cli/main.py", f"{folder}/apiserver/app.py"]
+    assert done.stdout.split() == [version, f"{folder}/tistream/__init__.py", f"{folder}/apiserver/__init__.py"]
     return variables
 
 
