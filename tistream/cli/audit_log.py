@@ -48,16 +48,16 @@ def audit_log(
     to: TableOptions,
     of: OneTenantOptions,
     since: Annotated[str | None, typer.Option(help="Begun at or after: an RFC 3339 time, a TSO or -15m.")] = None,
-    until: Annotated[str | None, typer.Option(help="Begun before this moment.")] = None,
+    until: Annotated[str | None, typer.Option(help="Begun before this time.")] = None,
     principal: Annotated[str | None, typer.Option(help="Name or id of a key, or the user of a command.")] = None,
     operation: Annotated[str | None, typer.Option(help="Only this one, as pause_tenant.")] = None,
     result: Annotated[Result | None, typer.Option(help="Only what ended so.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new entries; Ctrl-C ends it.")] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="The newest; by default 100 as a table, else all.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Most rows to show.")] = None,
 ) -> None:
-    """List who changed what, from where, when, and with what result; the newest last."""
+    """List who changed what, from where, when, and with what result; the newest last.
+
+    A table has the newest 100 unless --limit says otherwise; data has all, the oldest first, as they come."""
     query = of.query() | given(
         since_time=since, until_time=until, principal=principal, operation=operation, result=result
     )

@@ -58,7 +58,7 @@ MEANINGS = {
     "--columns": r"columns",
     "--config": r"TOML",
     "--data": r"[Ff]older",
-    "--follow": r"more|new events",
+    "--follow": r"more|new (events|entries)",
     "--format": r"Form of the answer|(ndjson|sql).*csv",  # of what is written
     "--jobs": r"Jobs at once",
     "--key-format": r"hex",
@@ -68,6 +68,7 @@ MEANINGS = {
     "--pd": r"addresses of its PD servers",
     "--rate": r"[Ss]teps of the .*workload per second",
     "--seed": r"[Ss]eed",  # of random numbers
+    "--since": r"-15m",
     "--speed": r"N times real time, or max",
     "--start-ts": r"TSO",
     "--stores": r"stores",
