@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from metaserver.loop import MetaOptions, MetaWorker
 from tests.kit.audit_witness import ADDRESS, Witness, entries
 from tests.kit.auth_site import MINE, OTHER, Site, fill
+from tests.kit.catalog_cases import new_catalog
+from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
+from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.audit import AuditEntry, Deed, Doer, Ended, Outcome, Result
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.audit_log import EntryFilter, add_entries, list_entries
@@ -22,6 +31,8 @@ from tistream.http.auth import access
 from tistream.http.auth.access import every_route
 from tistream.http.auth.core.keys import parse_key
 from tistream.http.auth.core.roles import Role
+from tistream.ids import Tenant
+from tistream.objectstore.memory import MemoryStore
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 
@@ -327,3 +338,52 @@ def test_the_page_shows_what_the_route_answers(site: Site) -> None:
         assert site.get(f"/audit-log{wrong}", owner, headers=html).status_code == 400, wrong
     assert site.get("/audit-log?tenant=1/1", admin, headers=html).status_code == 404
     assert site.get("/audit-log", site.key(Role.VIEWER), headers=html).status_code == 403
+
+
+# ---- what a process leaves behind
+
+
+_DIES = """
+import os, signal, sys
+from starlette.testclient import TestClient
+from tests.kit.control_app import control_app
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy import tenants
+
+register = tenants.register_tenant
+
+def dies(*args, **more):
+    register(*args, **more)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tenants.register_tenant = dies
+catalog = Catalog(sys.argv[1])
+catalog.migrate()
+TestClient(control_app(catalog)).post("/v1/tenants", json={"cluster_id": 5, "tenant_id": 6})
+"""
+
+
+def test_a_process_that_is_killed_after_the_change_leaves_its_entry(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    killed = subprocess.run([sys.executable, "-c", _DIES, url], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    catalog = Catalog(url)
+    assert tenants.get_tenant(catalog, Tenant(5, 6)).tenant == Tenant(5, 6), "it has happened"
+    (entry,) = entries(catalog)
+    assert (entry.operation, entry.principal, entry.result) == ("register_tenant", "anyone", "unknown")
+    catalog.close()
+
+
+def test_the_leader_deletes_what_is_too_old(tmp_path: Path) -> None:
+    catalog = new_catalog(tmp_path)
+    ann = Doer(key_id="", principal="ann", role="owner", address="10.0.0.7")
+    ended = Ended(doer=ann, deed=Deed(operation="pause_tenant"), outcome=Outcome(result=Result.DONE))
+    add_entries(catalog, [replace(ended, first_age_ms=61_000), ended])
+    meta = MetaWorker(catalog, MemoryStore(), ManualClock(), "meta-1", MetaOptions(audit_retention_s=60))
+    meta.collect()
+    assert len(entries(catalog)) == 2, "it is no leader yet"
+    meta.assign()
+    meta.collect()
+    (left,) = entries(catalog)
+    assert left.entry_no == 2
+    catalog.close()
