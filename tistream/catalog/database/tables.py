@@ -403,6 +403,7 @@ audit_log = Table(
     Index("audit_log_of_principal", "principal", "at_ms"),
     Index("audit_log_of_key", "key_id", "at_ms"),
     Index("audit_log_of_operation", "operation", "at_ms"),
+    Index("audit_log_of_result", "result", "at_ms"),
 )
 
 stopped_items = Table(

@@ -38,6 +38,7 @@ def upgrade() -> None:
     create_index("audit_log_of_principal", "audit_log", ["principal", "at_ms"])
     create_index("audit_log_of_key", "audit_log", ["key_id", "at_ms"])
     create_index("audit_log_of_operation", "audit_log", ["operation", "at_ms"])
+    create_index("audit_log_of_result", "audit_log", ["result", "at_ms"])
     insert_rows("counters", [{"name": "audit entry", "value": 0}], key="name")
 
 
