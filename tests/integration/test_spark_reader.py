@@ -59,7 +59,7 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def lead(world: ApiWorld) -> None:
         monkeypatch.setattr(
-            access, "connect", lambda url, key: Client("http://testserver", transport=Lent(world), retry_s=0)
+            access, "connect", lambda url, **_: Client("http://testserver", transport=Lent(world), retry_s=0)
         )
 
     return lead
