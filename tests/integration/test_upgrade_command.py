@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.invoked import invoke
 from tests.kit.later_release import ADDS, FIRST, NEXT_MINOR, REVISION, later
-from tests.kit.release import kept_catalog, restore
+from tests.kit.release import kept_catalog, reflected, restore
 from tistream.catalog.database.compatibility import demand
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.revisions import MIGRATIONS, Migrations
@@ -129,6 +129,32 @@ def test_a_later_release_refuses_it(url: str, upgrade: Upgrade) -> None:
         status, _, err = upgrade(action)
         assert (status, "[TS-1052]" in err, f"Start {NEXT_MINOR} or later" in err) == (5, True, True), err
     catalog.close()
+
+
+def test_the_tables_of_another_program_are_refused(url: str, upgrade: Upgrade) -> None:
+    catalog = Catalog(url)
+    with catalog.transaction() as conn:
+        conn.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        conn.exec_driver_sql("INSERT INTO alembic_version VALUES ('5f3a9c')")
+    before = reflected(catalog)
+    for action in ("--check", "--run"):
+        status, _, err = upgrade(action)
+        assert (status, "of another program" in err, "5f3a9c" in err) == (2, True, True), err
+    assert [table.name for table in reflected(catalog)] == [table.name for table in before]
+    catalog.close()
+
+
+def test_migrations_that_do_not_fit_together_are_no_traceback(
+    url: str, upgrade: Upgrade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Catalog(url).migrate()
+    migrations = later(tmp_path)
+    (file,) = migrations.folder.glob("versions/*_later.py")
+    file.write_text(file.read_text().replace(f'"{MIGRATIONS.newest}"', '"7777"'), "utf-8")
+    bring(monkeypatch, NEXT_MINOR, migrations)
+    for action in ("--check", "--run"):
+        status, _, err = upgrade(action)
+        assert (status, "[TS-1053]" in err, "7777" in err, "Traceback" in err) == (4, True, True, False), err
 
 
 def test_what_it_is_not_told(url: str, upgrade: Upgrade, tmp_path: Path) -> None:

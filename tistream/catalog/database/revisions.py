@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, column, inspect, select, table
 
 from tistream.catalog.database.compatibility import demand
-from tistream.errors import CatalogUnavailable, TiStreamError
+from tistream.catalog.database.tables import catalog_release
+from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 from tistream.release import Release
 
 if TYPE_CHECKING:
@@ -57,20 +58,25 @@ class Migrations:
         return frozenset(matched[1] for name in names if (matched := _FILE.fullmatch(name)))
 
     def missing(self, revision: str | None, to: str | None = None) -> list[Migration]:
-        """What brings tables of this revision to another, or to the newest. Nothing for those of a later release."""
+        """What brings tables of this revision to another, or to the newest. Nothing for those of a later release.
+        MigrationFailed when the files do not fit together."""
         from alembic.script import ScriptDirectory
 
         if revision is not None and revision not in self.revisions:
             return []
-        scripts = ScriptDirectory.from_config(self._config()).iterate_revisions(to or self.newest, revision or "base")
-        return [
-            Migration(
-                revision=script.revision,
-                title=(script.doc or "").partition("\n")[0],
-                min_release=Release.parse(script.module.min_release),
-            )
-            for script in reversed(list(scripts))
-        ]
+        try:
+            files = ScriptDirectory.from_config(self._config())
+            scripts = list(files.iterate_revisions(to or self.newest, revision or "base"))
+            return [
+                Migration(
+                    revision=script.revision,
+                    title=(script.doc or "").partition("\n")[0],
+                    min_release=Release.parse(script.module.min_release),
+                )
+                for script in reversed(scripts)
+            ]
+        except Exception as e:  # of Alembic, or of Python, which finds them wrong
+            raise MigrationFailed("The migrations of this installation cannot be read.", **_facts(e)) from e
 
     def run(
         self, conn: Connection, to: str, release: Release, note: Callable[[Migration], object] = lambda _: None
@@ -114,10 +120,17 @@ def lowest_beside(migration: Migration, release: Release) -> Release:
 
 
 def revision_of(conn: Connection) -> str | None:
-    """The revision of the tables; None when there are none, or not yet all of the first migration."""
-    if not inspect(conn).has_table(_VERSIONS.name):
+    """The revision of the tables; None when there are none, or not yet all of the first migration. ConfigError for the
+    tables of another program that uses Alembic."""
+    tables = inspect(conn)
+    if not tables.has_table(_VERSIONS.name):
         return None
-    return conn.execute(_REVISION).scalar()
+    revision = conn.execute(_REVISION).scalar()
+    if revision is not None and not tables.has_table(catalog_release.name):
+        raise ConfigError(
+            "This database has the tables of another program. Name an empty one: catalog.url.", revision=revision
+        )
+    return revision
 
 
 def _facts(error: Exception) -> dict[str, str]:
