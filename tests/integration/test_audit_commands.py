@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pwd
@@ -185,3 +186,26 @@ def test_a_user_without_a_name_is_named_by_its_number(catalog: Catalog, monkeypa
         (entry,) = entries(catalog)
     assert entry.principal == f"uid {os.getuid()}"
     assert sys.platform == "linux" or entry.address
+
+
+#: functions of the command line that open a catalog and record nothing, and why
+SILENT = {
+    "assembly.open_parts": "it only opens",
+    "assembly.open_process": "a service",
+    "jobs._begin": "it is told what to record",
+    "files.audit": "it reads",
+}
+_OPENS = {"catalog_of", "opened", "open_parts", "Catalog"}
+_RECORDS = {"recorded", "record_done"}
+
+
+def test_every_command_that_opens_a_catalog_records_what_it_does() -> None:
+    silent = set()
+    for path in sorted(Path(running.__file__).parent.glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+                names = {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
+                if names & _OPENS and not names & _RECORDS:
+                    silent.add(f"{path.stem}.{function.name}")
+    assert silent == set(SILENT)
