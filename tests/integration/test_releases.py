@@ -35,10 +35,14 @@ from tests.kit.release import (
 )
 from tests.kit.replica import moments, same_rows
 from tests.kit.ticdc import compare_canal
+from tests.kit.waiting import WAIT_S
+from tistream.catalog.database.compatibility import demand
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import metadata
-from tistream.catalog.work.features import living
+from tistream.catalog.work.features import Feature, living, switch_on
 from tistream.catalog.work.leader import get_leader
+from tistream.cli.main import EXIT
+from tistream.errors import ErrorKind
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
 from tistream.release import THIS_RELEASE, Release
@@ -165,7 +169,8 @@ def rows_of(version: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("version", NEIGHBOURS)
 def test_its_servers_serve_the_catalog_of_this_version(version: str, tmp_path: Path) -> None:
-    """Beside those of this version, and after they were there: each reads what the other has written."""
+    """Beside those of this version, each reads what the other has written. A feature waits for them, and once they may
+    run no longer they end and say what to start."""
     url, bucket, release = f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket", read(version, "held.json")
     restore(version, url, bucket)
     settings = {"TISTREAM_CATALOG_URL": url, "TISTREAM_OBJECT_STORE_URL": f"file://{bucket}"}
@@ -190,7 +195,14 @@ def test_its_servers_serve_the_catalog_of_this_version(version: str, tmp_path: P
             assert (leader.name, leader.release) == ("meta-1", Release.parse(version))
             names = [item["consumer_id"] for item in there.get(consumers).json()["items"]]
             assert names == ["a-consumer", "made-here"]
-        assert all(process.stop() == 0 for process in cluster.processes.values()), cluster.logs()
+            feature = Feature(name="parcels", since=THIS_RELEASE, changes="files are written as parcels")
+            assert switch_on(here.parts.catalog, [feature], leader_epoch=leader.epoch) == frozenset()
+            with here.parts.catalog.transaction() as conn:
+                demand(conn, by=THIS_RELEASE, lowest=THIS_RELEASE)
+            for process in cluster.processes.values():
+                assert process.wait(WAIT_S) == EXIT[ErrorKind.FENCED]
+                assert f"Start {THIS_RELEASE} or later" in process.output()
+                assert "Traceback" not in process.output()
     finally:
         cluster.kill()
 
