@@ -76,8 +76,8 @@ def test_a_service_needs_each_of_its_grants(urls: Granted, server: str, privileg
         serve(urls.services)
 
 
-#: the first migration needs no ALTER, which adds columns, and no UPDATE, which writes the revision in place of another
-@pytest.mark.parametrize("privilege", [name for name in OF_MIGRATIONS if name not in ("ALTER", "UPDATE")])
+#: ALTER is for columns that later migrations add
+@pytest.mark.parametrize("privilege", [name for name in OF_MIGRATIONS if name != "ALTER"])
 def test_a_migration_needs_each_of_its_grants(urls: Granted, server: str, privilege: str) -> None:
     revoke(server, urls.migrations, privilege)
     with pytest.raises(TiStreamError, match="denied"):
