@@ -36,20 +36,26 @@ TENANT = ("-c", "1", "-t", "2")
 CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "api get": (("/v1/workers",), ("/v1/workers", "--format", "yaml"), ("/v1/workers", "--format", "ndjson")),
     "audit-log": ((), ("--json",)),
-    "changefeed checkpoint": (("x", "5", *TENANT),),
-    "changefeed create": (("x", *TENANT),),
+    "changefeed create": (("x", "--sink-uri", "file:///lake", *TENANT),),
     "changefeed list": (TENANT,),
     "changefeed pause": (("x", *TENANT),),
     "changefeed query": (("x", *TENANT),),
     "changefeed rebalance": (("x", *TENANT),),
     "changefeed remove": (("x", *TENANT),),
-    "changefeed reset": (("x", "--to", "5", *TENANT),),
     "changefeed resume": (("x", *TENANT),),
     "changefeed retry": (("x", "--lane", "0", *TENANT),),
     "changefeed skip": (("x", "--lane", "0", "--commit-ts", "5", *TENANT),),
     "changefeed tables": (("x", *TENANT),),
     "changefeed update": (("x", *TENANT),),
     "changefeed verify": (("x", *TENANT),),
+    "consumer checkpoint": (("x", "5", *TENANT),),
+    "consumer create": (("x", *TENANT),),
+    "consumer list": (TENANT,),
+    "consumer pause": (("x", *TENANT),),
+    "consumer query": (("x", *TENANT),),
+    "consumer remove": (("x", *TENANT),),
+    "consumer reset": (("x", "--to", "5", *TENANT),),
+    "consumer resume": (("x", *TENANT),),
     "doctor": ((), ("--format", "yaml")),
     "events": ((), ("--json",)),
     "explain lag": (TENANT,),
@@ -95,6 +101,7 @@ CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "tenant disallow": (("s3://b/p", *TENANT),),
     "tenant list": ((), ("--format", "yaml")),
     "tenant pause": (TENANT,),
+    "tenant reseed": (("--as", "3", "--yes", "--timeout", "0", *TENANT), ("--as", "3", "--dry-run", *TENANT)),
     "tenant register": (TENANT, ("--wait", "--timeout", "0", "--format", "table", *TENANT)),
     "tenant resume": (TENANT,),
     "tenant retention": (TENANT,),
@@ -107,7 +114,7 @@ CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "workers show": (("x",),),
 }
 #: these print nothing of what the service said when it is taken, or end before
-QUIET = {"changefeed remove", "changefeed skip", "changefeed verify", "raw backup", "seed", "verify"}
+QUIET = {"changefeed remove", "consumer remove", "changefeed skip", "changefeed verify", "raw backup", "seed", "verify"}
 QUIET_WITH = {"--capture"}
 
 
