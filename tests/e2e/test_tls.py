@@ -147,6 +147,7 @@ def test_a_port_that_others_reach_needs_a_certificate_or_a_word(
     assert (status, "Traceback" in said) == (2, False), said
     assert f"{setting} = 0.0.0.0" in said
     assert "--insecure-listen" in said
+    assert not (tmp_path / "catalog.db").exists(), "it ends before it migrates the catalog"
     files = Files(tmp_path / "tls")
     ways = [("word", (*more, "--insecure-listen"), env)]
     if role != "dispatch":

@@ -39,6 +39,7 @@ from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.runtime import metrics
+from tistream.runtime.tls import not_after
 
 T, OTHER = Tenant(1, 1), Tenant(1, 2)
 BOUND_S = 5.0  #: a replaced owner's stream ends within
@@ -299,6 +300,8 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     stream = subscribed(secured.feed(tls=good), secured.request())
     assert next_seqs(stream, 1) == [1]
     address, own = secured.dispatcher.address, authority.parent / "dispatcher.pem"
+    shown_end = metrics.CERTIFICATE_NOT_AFTER.labels("flight")._value
+    assert shown_end.get() == not_after(own.read_bytes())
     certificate_bytes = own.read_bytes()
     own.write_text("no certificate")
     eventually(lambda: [p.code for p in secured.dispatcher.problems()] == [ConfigError.code])
@@ -317,6 +320,7 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
         assert next_seqs(stream, 1) == [secured.count]
         time.sleep(0.3)
     assert secured.dispatcher.address == address
+    assert shown_end.get() == not_after(own.read_bytes())
     assert next_seqs(subscribed(secured.feed(tls=good), secured.request()), 5) == [1, 2, 3, 4, 5]
 
 

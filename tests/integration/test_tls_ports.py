@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import shutil
 import socket
 import ssl
@@ -21,13 +22,16 @@ from pusher.control import ControlUnavailable, HttpControl
 from tests.kit.auth_site import MINE, Site, auth_site
 from tests.kit.certificates import certificate
 from tests.kit.waiting import eventually
+from tistream import config
 from tistream.cli import ports
+from tistream.cli.doctor import check_deployment
 from tistream.cli.main import command_line
 from tistream.cli.ports import Certificates, check_listening
 from tistream.cli.server import ConnectionLimits, HttpServer
 from tistream.client import connect, connect_async
 from tistream.client.checks import check_service
 from tistream.clock import SystemClock
+from tistream.diagnostics.findings import Finding
 from tistream.errors import CertificateNeeded, ConfigError, NotFound, TiStreamError
 from tistream.http.auth.core.roles import Role
 from tistream.http.probes import probe_app
@@ -38,6 +42,7 @@ from tistream.runtime.tls_faults import CertificateRefused
 from tistream.spark.access import ReadSpan, open_log
 from tistream.spark.core.options import Scope, parse_options
 
+ROOT = Path(__file__).parents[2]
 Pair = tuple[Path, Path]
 SPAN = ReadSpan(Scope(), None, "earliest")
 
@@ -310,3 +315,24 @@ def test_a_port_ends_soon_although_a_client_keeps_its_connection(made: Made) -> 
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < 4, "uvicorn waits 5 s for connections"
+
+
+def test_the_health_check_of_the_image_asks_a_port_with_mutual_tls(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TISTREAM_TLS_CERT", str(made.server[0]))
+    answers = runpy.run_path(str(ROOT / "infra" / "healthcheck.py"))["answers"]
+    with probed(certificates(made, mutual=True)) as url:
+        assert answers(url.rpartition(":")[2])
+    assert not answers(url.rpartition(":")[2])
+
+
+def test_the_doctor_reads_the_certificates_that_settings_name(made: Made, tmp_path: Path) -> None:
+    def found(cert: Path, key: Path) -> Finding:
+        flags = {"tls.cert": str(cert), "tls.key": str(key), "catalog.url": f"sqlite:///{tmp_path}/catalog.db"}
+        (finding,) = (
+            f for f in check_deployment(config.load(None, {}, flags), SystemClock()) if f.name == "certificate"
+        )
+        return finding
+
+    assert found(*made.server).verdict == "warn"
+    wrong = found(made.server[0], made.client[1])
+    assert (wrong.verdict, wrong.facts["code"]) == ("fail", ConfigError.code)

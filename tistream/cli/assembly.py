@@ -19,7 +19,7 @@ from tistream.catalog.rows.audit import Deed
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli.executors import maintenance_rules, outbound_terms, replication_worker, spark_worker, threads_worker
-from tistream.cli.ports import Certificates, check_listening
+from tistream.cli.ports import Certificates, check_ports
 from tistream.cli.presence import Presence, present_command
 from tistream.cli.process_memory import keep_freed_memory, keep_pandas_out
 from tistream.cli.recorded import recorded
@@ -80,8 +80,10 @@ def open_parts(settings: Settings) -> Parts:
     return Parts(settings=settings, catalog=catalog, store=store, clock=SystemClock())
 
 
-def open_process(settings: Settings) -> Parts:
-    """The same for a process with ports. ConfigError when the files of its certificates cannot be used."""
+def open_process(settings: Settings, *ports: str) -> Parts:
+    """The same for a process with ports; `ports`: the settings of their addresses. ConfigError, before the catalog is
+    touched, when one may not be opened or the files of its certificates cannot be used."""
+    check_ports(settings, *ports)
     certificates = Certificates.of(settings.tls, SystemClock())
     parts = open_parts(settings)
     parts.certificates = certificates
@@ -115,7 +117,7 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     keep_pandas_out()
     if warm_up:
         _warm_up()
-    parts = open_process(settings.model_copy(update=where))
+    parts = open_process(settings.model_copy(update=where), "server.host")
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
@@ -148,7 +150,6 @@ def dispatcher(parts: Parts, name: str) -> Running:
     from tistream.feed.tls import FeedTlsFiles
 
     settings, tls = parts.settings.dispatcher, FeedTlsFiles.of(parts.settings.feed)
-    check_listening("dispatcher.host", settings.host, has_tls=tls is not None, insecure=parts.settings.insecure.listen)
     worker = _dispatcher(parts, name)
     listening = FlightDispatcher(
         worker,

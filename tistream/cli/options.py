@@ -176,11 +176,12 @@ class ProcessOptions(DeploymentOptions):
 
     metrics_port: MetricsPort = None
 
-    def open(self, more: dict[str, object] | None = None) -> Parts:
-        """Open catalog and bucket."""
+    def open(self, more: dict[str, object] | None = None, *ports: str) -> Parts:
+        """Open catalog and bucket. `ports`: the settings of the addresses that the process listens on, beside that of
+        metrics."""
         from tistream.cli import assembly
 
-        return assembly.open_process(self.settings({"metrics.port": self.metrics_port, **(more or {})}))
+        return assembly.open_process(self.settings({"metrics.port": self.metrics_port, **(more or {})}), *ports)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,20 @@ from tistream.runtime.service import Repeating
 from tistream.runtime.tls import ServerFiles, not_after
 
 if TYPE_CHECKING:
-    from tistream.config import TlsSettings
+    from tistream.config import Settings, TlsSettings
     from tistream.runtime.tls import FileContext
 
 LOOK_S = 5.0  #: between looks at the files
+
+
+def check_ports(settings: Settings, *own: str) -> None:
+    """ConfigError when a port of a process may not be opened. `own`: the settings of the addresses that it listens on,
+    beside that of metrics."""
+    for name in (*own, *(["metrics.host"] if settings.metrics.port >= 0 else [])):
+        section, _, field = name.partition(".")
+        certificate = settings.feed.tls_certificate if section == "dispatcher" else settings.tls.cert
+        host = getattr(getattr(settings, section), field)
+        check_listening(name, host, has_tls=bool(certificate), insecure=settings.insecure.listen)
 
 
 def check_listening(setting: str, host: str, *, has_tls: bool, insecure: bool) -> None:

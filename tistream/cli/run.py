@@ -112,7 +112,7 @@ def dispatch(where: ProcessOptions, ports: PortOptions, name: Name = None, port:
     """Run a dispatcher, which reads batch files and serves them to sorters on --port."""
     from tistream.cli import assembly
 
-    parts = where.open({"dispatcher.port": port, **ports.flags()})
+    parts = where.open({"dispatcher.port": port, **ports.flags()}, "dispatcher.host")
     _run(assembly.dispatcher(parts, name or process_name("dispatcher")))
 
 
@@ -152,7 +152,7 @@ def serve(where: ProcessOptions, listening: ServerOptions, ports: PortOptions) -
     """Run an API server: every route, and the console."""
     from tistream.cli import assembly
 
-    _run(assembly.api_server(where.open(listening.flags() | ports.flags())))
+    _run(assembly.api_server(where.open(listening.flags() | ports.flags(), "server.host")))
 
 
 def spark(

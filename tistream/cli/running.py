@@ -19,7 +19,7 @@ from tistream import __version__
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.server_settings import CommitsNotDurable, lost_in_a_crash
 from tistream.catalog.work.drain import Drainable, drain
-from tistream.cli.ports import Certificates, check_listening
+from tistream.cli.ports import Certificates
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.http.readiness import Probes
@@ -82,13 +82,13 @@ class Running:
         closing = followers.close if followers is not None else lambda: None
         self.http = None
         if app is not None:
-            self.http = _served(app, parts, "server.host", server.host, server.port, closing)
+            self.http = _served(app, parts, server.host, server.port, closing)
         self.probes = None
         probes = probes or (app.state.probes if app is not None else None)
         if probes is not None and metrics.port >= 0:
             from tistream.http.probes import probe_app
 
-            self.probes = _served(probe_app(probes), parts, "metrics.host", metrics.host, metrics.port)
+            self.probes = _served(probe_app(probes), parts, metrics.host, metrics.port)
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
@@ -133,21 +133,15 @@ class Running:
         self.parts.catalog.close()
 
 
-def _served(
-    app: FastAPI, parts: Parts, setting: str, host: str, port: int, closing: Callable[[], None] = lambda: None
-) -> HttpServer:
-    """The application with an id for each request, at a port. `setting`: of the host. Imported here: a process without
-    a port needs neither."""
+def _served(app: FastAPI, parts: Parts, host: str, port: int, closing: Callable[[], None] = lambda: None) -> HttpServer:
+    """The application with an id for each request, at a port. Imported here: a process without one needs neither."""
     from tistream.cli.server import ConnectionLimits, HttpServer
     from tistream.http.access_log import RequestLog
 
-    certificates, settings = parts.certificates, parts.settings
-    check_listening(setting, host, has_tls=certificates is not None, insecure=settings.insecure.listen)
-    limits = ConnectionLimits(
-        slow_s=settings.server.slow_consumer_s, address_max=settings.server.address_connections_max
-    )
-    server = HttpServer(app, host, port, closing, limits, certificates)
-    app.add_middleware(RequestLog, access_log=settings.log.access)  # around all others
+    settings = parts.settings.server
+    limits = ConnectionLimits(slow_s=settings.slow_consumer_s, address_max=settings.address_connections_max)
+    server = HttpServer(app, host, port, closing, limits, parts.certificates)
+    app.add_middleware(RequestLog, access_log=parts.settings.log.access)  # around all others
     return server
 
 

@@ -65,7 +65,7 @@ ROLES = {"meta": "meta", "dispatch": "dispatcher", "sort": "sorter", "maintain":
 @pytest.mark.parametrize("role", ROLES)
 def test_a_process_has_the_port_that_its_flag_names(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(assembly, "open_process", lambda settings: settings)
+    monkeypatch.setattr(assembly, "open_process", lambda settings, *_: settings)
     monkeypatch.setattr(assembly, ROLES[role], lambda settings, *_: settings)
     monkeypatch.setattr(run, "_run", started.append)
     where = ["--catalog", "sqlite:///never.db", "--object-store", "memory://"]
