@@ -167,6 +167,7 @@ class Unauthenticated(InvalidInput):
 
     code = "TS-1080"
     hint = "Send the header Authorization: Bearer KEY."
+    ended: object | None = None  #: the principal of a key that was right until it ended; not for the caller
 
 
 class NotAllowed(InvalidInput):

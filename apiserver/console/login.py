@@ -30,7 +30,7 @@ from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.keys import hash_of
-from tistream.http.auth.core.roles import OfLimited, Right
+from tistream.http.auth.core.roles import OfLimited, Principal, Right
 from tistream.http.auth.issue import session_by_code, session_of
 from tistream.http.auth.middleware import cookie_name
 from tistream.limits import SESSION_MS
@@ -71,6 +71,8 @@ def router(services: Services, render: Render) -> APIRouter:
         except Unauthenticated as e:
             wrong.take(caller, 1, now_s)
             note_code(request, e.code)
+            if isinstance(e.ended, Principal):
+                note_doer(request, e.ended)
             return render(request, "login.html", {"next": page, "error": e.message}, 401)
         answer = RedirectResponse(page, 303)
         scheme = request.url.scheme

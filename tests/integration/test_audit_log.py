@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from starlette.testclient import TestClient
 
 from metaserver.loop import MetaOptions, MetaWorker
 from tests.kit.audit_witness import ADDRESS, Witness, entries
-from tests.kit.auth_site import MINE, OTHER, Site, fill
+from tests.kit.auth_site import MINE, OTHER, Site, fill, is_problem
 from tests.kit.catalog_cases import new_catalog
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
@@ -25,11 +26,12 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.audit import AuditEntry, Deed, Doer, Ended, Outcome, Result
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.audit_log import EntryFilter, add_entries, list_entries
+from tistream.catalog.tenancy.keys import revoke_key
 from tistream.errors import CatalogUnavailable, StateForbids
 from tistream.http.audit import request as audit_request
 from tistream.http.auth import access
 from tistream.http.auth.access import every_route
-from tistream.http.auth.core.keys import parse_key
+from tistream.http.auth.core.keys import format_key, parse_key
 from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
 from tistream.objectstore.memory import MemoryStore
@@ -118,6 +120,27 @@ def test_a_weak_key_and_a_foreign_one_are_named_where_they_belong(site: Site) ->
     assert (weak.status, weak.code, weak.times, weak.tenant) == (403, "TS-1081", 2, MINE)
     assert (alien.key_id, alien.status, alien.times) == (parse_key(foreign).key_id, 404, 2)
     assert alien.tenant == OTHER, "a tenant does not learn the names of another's keys"
+
+
+def test_a_key_that_has_ended_is_named(site: Site) -> None:
+    """A program that lost its key goes by its name in the log; who only guesses at a key's id does not."""
+    since = next_minute(site)
+    revoked, expired = site.key(Role.OPERATOR), site.key(Role.VIEWER, OTHER, ttl_ms=1)
+    revoke_key(site.parts.catalog, parse_key(revoked).key_id)
+    guessed = format_key(base64.b32decode(revoked[4:17].upper() + "==="), bytes(24))
+    for key in (revoked, expired, guessed):
+        answer = site.ask("POST", "/v1/keys", key, json={})
+        assert is_problem(answer, 401, "TS-1080")
+        assert parse_key(revoked).key_id not in answer.text
+    with TestClient(site.app) as http:
+        assert http.post("/login", data={"code": revoked}).status_code == 401
+    rows = {(row.key_id, row.principal, row.role, row.tenant, row.result) for row in new_entries(site, since)}
+    assert {row.key_id for row in new_entries(site, since) if "login" in row.operation} == {parse_key(revoked).key_id}
+    assert rows == {
+        (parse_key(revoked).key_id, "a operator", "operator", None, "refused"),
+        (parse_key(expired).key_id, "a viewer", "viewer", OTHER, "refused"),
+        ("", "(no key)", "", None, "refused"),
+    }
 
 
 def test_the_entry_is_there_before_the_operation_begins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ completed here; any other is counted among its equals.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -65,13 +67,11 @@ class AuditMiddleware:
             await request.end(outcome)
             return
         access = scope.get(ACCESS)
-        principal = access.principal if isinstance(access, Access) else None
+        principal = access.principal if isinstance(access, Access) else request.ended
         deed = self._deed(scope, request.request_id)
-        if principal is None or not (deed.tenant is None or principal.sees(deed.tenant)):
+        if principal is None or deed.tenant is None or not principal.sees(deed.tenant):
             # a tenant's administrators learn nothing of others who guess at its address
-            deed = Deed(
-                operation=deed.operation, tenant=principal.tenant if principal else None, request_id=deed.request_id
-            )
+            deed = replace(deed, tenant=None if principal is None else principal.tenant)
         self._trail.count(request.by(principal), deed, outcome)
 
     def _deed(self, scope: Scope, request_id: str) -> Deed:

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from tistream.catalog.rows.audit import Deed, Doer, Outcome, Result
 from tistream.http.audit.trail import AuditTrail
@@ -41,6 +42,7 @@ class AuditedRequest:
     doer: Doer | None = None  #: None: it has not reached its operation
     deed: Deed = _NOTHING
     entry_no: int | None = None
+    ended: Principal | None = None  #: whose key it showed, which has ended
     silent: bool = False  #: its success is not recorded: it changes nothing
     code: str = ""  #: of the error that a page shows
 
@@ -67,7 +69,7 @@ class AuditedRequest:
             await run_in_threadpool(self.trail.add, doer, self.deed, outcome)
 
 
-def audited(request: Request) -> AuditedRequest | None:
+def audited(request: HTTPConnection) -> AuditedRequest | None:
     """Of a request that may change something; None of others."""
     record = request.scope.get(AUDIT)
     return record if isinstance(record, AuditedRequest) else None
@@ -81,6 +83,8 @@ async def begin(request: Request, principal: Principal | None, *, silent: bool =
         return
     doer, record.silent = record.by(principal), silent
     record.deed = deed_of(request, record.request_id)
+    if record.deed.tenant is None and principal is not None:
+        record.deed = replace(record.deed, tenant=principal.tenant)
     if principal is not None and not silent and record.trail.takes_entry(doer, record.deed, routine=record.is_routine):
         record.entry_no = await run_in_threadpool(record.trail.begin, doer, record.deed)
     record.doer = doer
@@ -90,6 +94,12 @@ def note_doer(request: Request, principal: Principal) -> None:
     """Who a request on an open route turned out to be."""
     if (record := audited(request)) is not None:
         record.doer = record.by(principal)
+
+
+def note_ended(request: HTTPConnection, principal: Principal) -> None:
+    """Whose key or session a request showed that has ended."""
+    if (record := audited(request)) is not None:
+        record.ended = principal
 
 
 def note_target(request: Request, *, tenant: Tenant | None = None, **target: object) -> None:

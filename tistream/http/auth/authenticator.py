@@ -36,6 +36,7 @@ class _Found:
     secret_hash: str
     principal: Principal | None  #: None: unknown, revoked or expired
     reason: str
+    known: Principal | None  #: the same, also of one that is revoked or expired
     good_until_s: float  #: by the monotonic clock
     ends_s: float  #: when it expires
 
@@ -79,9 +80,9 @@ class Authenticator:
 
     def _principal_of(self, entry: _Found) -> Principal:
         if entry.principal is None:
-            raise Unauthenticated(entry.reason)
+            raise _ended(entry.reason, entry.known)
         if self._clock.monotonic() >= entry.ends_s:
-            raise Unauthenticated("The API key has expired.")
+            raise _ended("The API key has expired.", entry.known)
         return entry.principal
 
     def _usable(self, name: str) -> _Found | None:
@@ -122,6 +123,7 @@ class Authenticator:
         entry = _Found(
             secret_hash=row.secret_hash if row is not None else secret_hash,
             principal=_principal(row) if row is not None and living else None,
+            known=None if row is None else _principal(row),
             reason=reason,
             good_until_s=now_s + KEY_CACHE_MS / 1000,
             ends_s=now_s + (ends_ms - row.read_ms) / 1000 if row is not None and ends_ms else float("inf"),
@@ -135,6 +137,13 @@ class Authenticator:
 
 
 _ENDED = {"revoked": "been revoked", "expired": "expired"}
+
+
+def _ended(reason: str, who: Principal | None) -> Unauthenticated:
+    """The refusal of a key or session, which knows for the audit log whose it was."""
+    error = Unauthenticated(reason)
+    error.ended = who
+    return error
 
 
 def _principal(row: keys.KeyRow) -> Principal:

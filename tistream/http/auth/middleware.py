@@ -25,10 +25,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
+from tistream.http.audit.request import note_ended
 from tistream.http.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body, receive_with
-from tistream.http.auth.core.roles import ANYONE
+from tistream.http.auth.core.roles import ANYONE, Principal
 from tistream.http.problem import SECURITY_HEADERS, problem_response
 
 log = structlog.get_logger(__name__)
@@ -64,6 +65,8 @@ class AuthMiddleware:
             _refuse_other_sites(request)
             access, receive = await self._authenticate(request, receive)
         except TiStreamError as e:
+            if isinstance(e, Unauthenticated) and isinstance(e.ended, Principal):
+                note_ended(request, e.ended)
             await _refusal(request, e)(scope, receive, send)
             return
         scope[ACCESS] = access
