@@ -58,7 +58,8 @@ class Release(NamedTuple):
 
     @property
     def neighbour(self) -> Release:
-        """The lowest release that runs beside this one: the first of the minor version before."""
+        """The lowest release that runs beside this one: the first of the minor version before. For the first minor
+        version of a major one, any of the major version before."""
         return Release(self.major, self.minor - 1, 0) if self.minor else Release(max(self.major - 1, 0), 0, 0)
 
     def __str__(self) -> str:
