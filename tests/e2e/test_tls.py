@@ -105,6 +105,7 @@ def test_everything_under_tls_while_certificates_are_renewed(
         assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400
         eventually(lambda: "reopening the Flight port" in dispatcher.output())
         _probed(probes, files)
+        eventually(lambda: "certificates were read again" in api.output())
     assert "Traceback" not in "".join(each.output() for each in (meta, api, dispatcher, sorter))
 
 

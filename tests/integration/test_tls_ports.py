@@ -38,7 +38,7 @@ from tistream.http.probes import probe_app
 from tistream.http.readiness import Probes
 from tistream.runtime import credentials
 from tistream.runtime.tls import ClientFiles, ServerFiles
-from tistream.runtime.tls_faults import CertificateRefused
+from tistream.runtime.tls_faults import CertificateNotRead, CertificateRefused
 from tistream.spark.access import ReadSpan, open_log
 from tistream.spark.core.options import Scope, parse_options
 
@@ -260,9 +260,9 @@ def test_a_renewed_certificate_is_used_while_a_stream_goes_on(
         assert next(lines) == "tick"
         before = serial_seen(url, made.ca)
         cert.write_text("half a certificate")
-        eventually(lambda: [p.code for p in used.problems()] == [ConfigError.code])
+        eventually(lambda: [p.code for p in used.problems()] == [CertificateNotRead.code])
         assert serial_seen(url, made.ca) == before
-        assert http.get("/healthz").json()["problems"][0]["code"] == ConfigError.code
+        assert http.get("/healthz").json()["problems"][0]["code"] == CertificateNotRead.code
         write(made.pair("renewed", of="IP:127.0.0.1"))
         assert serial_seen(url, made.ca) != before
         eventually(lambda: used.problems() == [])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from tistream.clock import Clock
 from tistream.errors import ConfigError
 from tistream.model.problem import Problem
@@ -16,6 +18,8 @@ from tistream.runtime.tls import ServerFiles, not_after
 if TYPE_CHECKING:
     from tistream.config import Settings, TlsSettings
     from tistream.runtime.tls import FileContext
+
+log = structlog.get_logger(__name__)
 
 LOOK_S = 5.0  #: between looks at the files
 
@@ -58,6 +62,7 @@ class Certificates:
         self.name = "certificates"
         self.files = files
         self.context: FileContext = files.context()
+        self._read = self.context.times_read
         self._look()
         self._looks = Repeating(self.name, self._look, interval_s=LOOK_S, clock=clock, lasting=True)
 
@@ -80,4 +85,7 @@ class Certificates:
 
     def _look(self) -> None:
         self.context.refresh()
+        if self.context.times_read != self._read:
+            self._read = self.context.times_read
+            log.info("certificates were read again", certificate=str(self.files.cert))
         metrics.CERTIFICATE_NOT_AFTER.labels("http").set(not_after(self.files.cert.read_bytes()))

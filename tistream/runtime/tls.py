@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tistream.errors import ConfigError
+from tistream.runtime.tls_faults import CertificateNotRead
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ServerFiles:
     def context(self) -> FileContext:
         """For the port. ConfigError when the files cannot be used."""
         paths = [path for path in (self.cert, self.key, self.client_ca) if path is not None]
-        return FileContext(ssl.PROTOCOL_TLS_SERVER, paths, self._load)
+        return FileContext(ssl.PROTOCOL_TLS_SERVER, paths, self._load, logs=False)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,18 +79,20 @@ class ClientFiles:
                 load_pair(context, self.cert, self.key, "--client-cert and --client-key")
             return context
 
-        return FileContext(ssl.PROTOCOL_TLS_CLIENT, paths, load) if paths else load()
+        return FileContext(ssl.PROTOCOL_TLS_CLIENT, paths, load, logs=True) if paths else load()
 
 
 class FileContext(ssl.SSLContext):
     """A context that hands each handshake to one of the present contents of its files. Thread-safe."""
 
-    def __new__(cls, protocol: int, paths: list[Path], load: Callable[[], ssl.SSLContext]) -> Self:
+    def __new__(cls, protocol: int, paths: list[Path], load: Callable[[], ssl.SSLContext], *, logs: bool) -> Self:
         return super().__new__(cls, protocol)
 
-    def __init__(self, protocol: int, paths: list[Path], load: Callable[[], ssl.SSLContext]) -> None:
-        """`load` reads the files. ConfigError when it does not succeed at once."""
-        self._paths, self._load = paths, load
+    def __init__(self, protocol: int, paths: list[Path], load: Callable[[], ssl.SSLContext], *, logs: bool) -> None:
+        """`load` reads the files; `logs`: write a warning when changed ones cannot be used. ConfigError when `load`
+        does not succeed at once."""
+        self.times_read = 1
+        self._paths, self._load, self._logs = paths, load, logs
         self._lock = threading.Lock()
         self._protocols: list[str] = []
         self._problem: ConfigError | None = None
@@ -97,11 +100,11 @@ class FileContext(ssl.SSLContext):
         self._context = load()
 
     def refresh(self) -> None:
-        """Read the files again, if they have changed. ConfigError when their present contents cannot be used."""
+        """Read the files again, if they have changed. CertificateNotRead when their present contents cannot be used."""
         with self._lock:
             self._read_again()
             if self._problem is not None:
-                raise self._problem
+                raise CertificateNotRead(self._problem.message, **self._problem.facts)
 
     def set_alpn_protocols(self, alpn_protocols: Any) -> None:
         with self._lock:
@@ -128,11 +131,13 @@ class FileContext(ssl.SSLContext):
             context = self._load()
         except ConfigError as e:
             self._problem = e
-            log.warning("certificates were not read again, those before stay in use: %s", e)
+            if self._logs:
+                log.warning("certificates were not read again, those before stay in use: %s", e)
             return
         if self._protocols:
             context.set_alpn_protocols(self._protocols)
         self._context, self._problem = context, None
+        self.times_read += 1
 
     def _stamps(self) -> tuple[Stamp, ...]:
         return tuple(_stamp(path) for path in self._paths)

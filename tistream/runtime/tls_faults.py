@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from tistream.errors import InvalidInput
+from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 
 
 class CertificateRefused(InvalidInput):
@@ -15,6 +15,14 @@ class CertificateRefused(InvalidInput):
         "Name the CA of the service's certificate: the option ca, or TISTREAM_CA. The certificate must have the host of"
         " the address. A client's certificate must be of the service's tls.client_ca."
     )
+
+
+class CertificateNotRead(TiStreamError):
+    """The files of a certificate have changed and cannot be used; what was read before stays in use."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1098"
+    hint = "Write a certificate and its key that belong together; they are read again within seconds."
 
 
 def refusal(error: BaseException) -> ssl.SSLError | None:

@@ -14,6 +14,7 @@ import pytest
 from tests.kit.certificates import certificate
 from tistream.errors import ConfigError
 from tistream.runtime.tls import ClientFiles, ServerFiles, not_after
+from tistream.runtime.tls_faults import CertificateNotRead
 
 
 def roots() -> ssl.SSLContext:
@@ -97,7 +98,7 @@ def test_a_pair_that_cannot_be_used_is_told_and_the_one_before_stays(
     else:
         shutil.copy(made["second"], port.cert)
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"tls\.cert and tls\.key"):
+        with pytest.raises(CertificateNotRead, match=r"tls\.cert and tls\.key"):
             port.context.refresh()
         assert port.met(client) == "first"
     port.write("second", "second")
