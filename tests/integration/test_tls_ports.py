@@ -296,6 +296,27 @@ def test_a_handshake_that_does_not_come_ends(made: Made) -> None:
                 assert raw.recv(1) == b""
 
 
+def test_handshakes_that_do_not_come_leave_files_for_the_rest_of_the_process(made: Made) -> None:
+    of_port = certificates(made)
+    with probed(of_port, ConnectionLimits(head_s=1.5)) as url:
+        of_port.context.handshakes_max = 5
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for _ in range(10):
+            with connect(url, ca=made.ca) as client:
+                client.get("/livez")  # a handshake that has ended does not count
+        idle = [socket.create_connection(address, timeout=20) for _ in range(5)]
+        eventually(lambda: len(of_port.context.handshakes) == 5)
+        began = time.monotonic()
+        with socket.create_connection(address, timeout=20) as one_more:
+            assert one_more.recv(1) == b""
+            assert time.monotonic() - began < 1
+        assert [each.recv(1) for each in idle] == [b""] * 5
+        for each in idle:
+            each.close()
+        with connect(url, ca=made.ca) as client:
+            assert client.get("/livez")
+
+
 def test_a_port_without_a_certificate_is_on_loopback_unless_that_was_asked_for() -> None:
     check = partial(check_listening, "server.host")
     for host in ("0.0.0.0", "::", "10.1.2.3", "service", ""):

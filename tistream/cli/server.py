@@ -2,7 +2,7 @@
 
 The server's side of one HTTP connection: what a client may send and how long it may take, before any route is asked.
 
-    TLS      its handshake within `head_s`, where the port has certificates
+    TLS      its handshake within `head_s`, where the port has certificates; a quarter of the open files at once
     head     64 KiB, within `head_s`
     body     `REQUEST_BODY_BYTES_MAX` and as much again to be dropped; a first part within `body_s`, 16 KiB/s on average
     the rest framing of chunks and trailers: 64 KiB, and no more than the body; trailers are dropped
@@ -35,7 +35,7 @@ from tistream.errors import ConfigError
 from tistream.http.mutual_tls import CERTIFIED, MutualTls
 from tistream.limits import REQUEST_BODY_BYTES_MAX, REQUEST_HEAD_BYTES_MAX
 from tistream.runtime import metrics
-from tistream.runtime.tls import has_certificate
+from tistream.runtime.tls import FileContext, has_certificate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -80,8 +80,10 @@ class HttpServer:
             ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
         )
         self._server = _Server(settings, limits.head_s)
-        if certificates is not None and certificates.files.client_ca is not None:
-            app.add_middleware(MutualTls)
+        if certificates is not None:
+            certificates.context.handshakes_max = max(1, files // 4)
+            if certificates.files.client_ca is not None:
+                app.add_middleware(MutualTls)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._ended = threading.Event()
         scheme = "http" if certificates is None else "https"
@@ -212,7 +214,10 @@ class Connection(HttpToolsProtocol):
         """A client connects. Without a free place for its address it is dropped at once."""
         watched = _Watched(transport, self.loop, self._limits.slow_s)
         super().connection_made(watched)  # type: ignore[arg-type]
-        self._certified = has_certificate(transport.get_extra_info("ssl_object"))
+        secured, context = transport.get_extra_info("ssl_object"), transport.get_extra_info("sslcontext")
+        self._certified = has_certificate(secured)
+        if isinstance(context, FileContext):
+            context.handshakes.discard(secured)
         self._place = self._addresses.enter(self.client[0] if self.client else "", self._limits.address_max)
         if self._place is None:
             self._drop("too_many")

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 from tistream.errors import ConfigError
 from tistream.runtime.tls_faults import CertificateNotRead
 
 log = logging.getLogger(__name__)
+
+HANDSHAKES_MAX = 1024  #: of a port at once, until its server says otherwise
 
 Stamp = tuple[int, int, int] | None
 
@@ -92,6 +95,8 @@ class FileContext(ssl.SSLContext):
         """`load` reads the files; `logs`: write a warning when changed ones cannot be used. ConfigError when `load`
         does not succeed at once."""
         self.times_read = 1
+        self.handshakes: WeakSet[ssl.SSLObject] = WeakSet()  #: that have begun; who accepts the connection takes it out
+        self.handshakes_max = HANDSHAKES_MAX
         self._paths, self._load, self._logs = paths, load, logs
         self._lock = threading.Lock()
         self._protocols: list[str] = []
@@ -115,7 +120,12 @@ class FileContext(ssl.SSLContext):
         return self._present().wrap_socket(*args, **kwargs)
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        return self._present().wrap_bio(*args, **kwargs)
+        wrapped = self._present().wrap_bio(*args, **kwargs)
+        if wrapped.server_side:
+            if len(self.handshakes) >= self.handshakes_max:
+                raise ssl.SSLError("too many handshakes at once")
+            self.handshakes.add(wrapped)
+        return wrapped
 
     def _present(self) -> ssl.SSLContext:
         with self._lock:
