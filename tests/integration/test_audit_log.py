@@ -25,9 +25,9 @@ from tests.kit.statements import StatementLog
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.audit import AuditEntry, Deed, Doer, Ended, Outcome, Result
 from tistream.catalog.tenancy import tenants
-from tistream.catalog.tenancy.audit_log import EntryFilter, add_entries, list_entries
+from tistream.catalog.tenancy.audit_log import EntryFilter, add_entries, close_entry, list_entries
 from tistream.catalog.tenancy.keys import revoke_key
-from tistream.errors import CatalogUnavailable, StateForbids
+from tistream.errors import CatalogUnavailable, StateForbids, TiStreamError
 from tistream.http.audit import request as audit_request
 from tistream.http.auth import access
 from tistream.http.auth.access import every_route
@@ -187,6 +187,31 @@ def test_an_end_that_cannot_be_written_is_written_later(site: Site, monkeypatch:
         assert entry.result == "unknown"
     (entry,) = new_entries(site, since)
     assert (entry.result, entry.status) == ("done", 200)
+
+
+def test_an_end_that_is_never_written_stops_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect: the catalog refuses the statement, also when it is repeated."""
+    owner, since = site.key(Role.OWNER), next_minute(site)
+    with monkeypatch.context() as patched:
+        patched.setattr("tistream.http.audit.trail.close_entry", away := Away())
+        for error in (CatalogUnavailable(determinate=True), TiStreamError("refused"), None):
+            away.error = error
+            assert site.ask("PATCH", "/v1/clusters/1/tenants/1", owner, json={"retention_s": 7200}).status_code == 200
+        away.error = TiStreamError("refused")
+        site.app.state.audit.flush()
+    assert site.ask("POST", "/v1/keys").status_code == 401
+    assert [row.result for row in new_entries(site, since)] == ["unknown", "unknown", "done", "refused"]
+
+
+class Away:
+    """`close_entry` with an error."""
+
+    error: TiStreamError | None = None
+
+    def __call__(self, *args: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        close_entry(*args)
 
 
 def test_a_flood_of_refusals_is_few_rows_and_few_statements(site: Site) -> None:

@@ -15,7 +15,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.audit import Deed, Doer, Ended, Outcome, Result
 from tistream.catalog.tenancy.audit_log import add_entries, close_entry, open_entry, recount
 from tistream.clock import Clock
-from tistream.errors import TiStreamError
+from tistream.errors import ErrorKind, TiStreamError
 from tistream.http.audit.core.folding import Folding
 from tistream.model.problem import Problem
 from tistream.runtime.service import Repeating
@@ -106,6 +106,8 @@ class AuditTrail:
         try:
             write()
         except TiStreamError as e:
+            if _is_lost(e):
+                return
             log.warning("an entry of the audit log is written later", error=str(e))
             with self._lock:
                 self._late.append(write)
@@ -116,6 +118,18 @@ class AuditTrail:
                 if not self._late:
                     return
                 write = self._late[0]
-            write()
+            try:
+                write()
+            except TiStreamError as e:
+                if not _is_lost(e):
+                    raise
             with self._lock:
                 self._late.pop(0)
+
+
+def _is_lost(error: TiStreamError) -> bool:
+    """Whether a write will never succeed: it must not stop the others."""
+    if error.kind is ErrorKind.RETRY:
+        return False
+    log.error("an entry of the audit log cannot be written", exc_info=error)
+    return True
