@@ -21,6 +21,8 @@ def test_names_are_forgiving_and_values_travel() -> None:
     assert (options.cluster, options.tenant, options.database, options.table) == (1, 2, "d", "t")
     assert (options.start_ts, options.end_ts, options.partitions, options.decodes) == ("5", "9", 3, True)
     assert pickle.loads(pickle.dumps(options)) == options
+    secured = parse_options({**NEEDED, "CA": "ca.pem", "client_cert": "c.crt", "client_key": "c.key"})
+    assert (secured.ca, secured.cert) == ("ca.pem", ("c.crt", "c.key"))
     assert not parse_options(NEEDED).decodes, "rows of several tables have no columns in common"
     assert not parse_options({**NEEDED, "database": "d", "table": "t", "decode": "false"}).decodes
 
@@ -37,6 +39,7 @@ def test_names_are_forgiving_and_values_travel() -> None:
         ({**NEEDED, "pushFilters": "maybe"}, "pushFilters"),
         ({**NEEDED, "onUndecodable": "ignore"}, "onUndecodable"),
         ({**NEEDED, "catalog": "sqlite://"}, "catalog"),
+        ({**NEEDED, "clientCert": "client.crt"}, "clientCert"),
         ({**NEEDED, "prefix": "61"}, "prefix"),
         ({**NEEDED, "keys": "true", "database": "d"}, "database"),
         ({**NEEDED, "keys": "true", "keyFormat": "octal"}, "keyFormat"),
