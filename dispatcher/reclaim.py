@@ -1,8 +1,9 @@
 """Deletes batch files that no task needs any more.
 
-Order: first the catalog (`reclaimed_seq`, guarded by this dispatcher's epoch), then the objects. A crash in between
-leaves objects at or below `reclaimed_seq`, which the next owner of the store deletes when it takes over. Only durable
-positions read in one transaction permit a deletion, never what a subscriber has received.
+Order: first the catalog (`reclaimed_seq`, guarded by this dispatcher's epoch), then an export of the catalog that has
+it (`tistream.catalog.database.decisions`), then the objects. A dispatcher that ends in between leaves objects at or
+below `reclaimed_seq`, which the next sweep deletes. Only durable positions read in one transaction permit a deletion,
+never what a subscriber has received.
 
 A sweep lists the store's folder once, whatever the number of incarnations, from the oldest file to the last reclaimed
 one of the newest incarnation. Once it has deleted every file of the ended incarnations, these are forgotten
@@ -21,7 +22,7 @@ from dispatcher.tail import Tail
 from dispatcher.tenant_pool import TenantPool
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor
-from tistream.catalog.work.stores import StoreRow, forget_incarnations, reclaimed, set_reclaimed
+from tistream.catalog.work.stores import Reclaimed, StoreRow, forget_incarnations, reclaims, set_reclaimed
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse, store_prefix
 from tistream.objectstore.protocol import ObjectStore
@@ -38,31 +39,42 @@ class Reclaimer:
 
     def __init__(self, catalog: Catalog, store: ObjectStore, pool: TenantPool, stopping: Callable[[], bool]) -> None:
         self._catalog, self._store, self._pool, self._stopping = catalog, store, pool, stopping
+        self.waiting: dict[tuple[Tenant, int], dict[int, Reclaim]] = {}  #: store -> incarnation -> what an export lacks
 
     def reclaim(self, row: StoreRow, tail: Tail) -> int:
         """Delete what one store no longer needs. Returns the number of objects deleted."""
         floors = durable_floor(self._catalog, row.tenant, row.store_id)
-        deleted = 0
-        for part in reclaimable(floors, self.refresh(row, tail), row.incarnation):
+        waiting = self.waiting.setdefault((row.tenant, row.store_id), {})
+        reclaimed_seqs = {incarnation: part.seq for incarnation, part in self.refresh(row, tail).items()}
+        for part in reclaimable(floors, reclaimed_seqs, row.incarnation):
+            if part.incarnation in waiting:
+                continue  # one decision at a time
             if not self._record(row, part):
                 log.warning("reclaim refused, another dispatcher owns the store", store=row.store_id)
                 break
             tail.set_reclaimed(part.incarnation, part.upto_seq)
-            deleted += self._delete(row.tenant, self._keys(row, part))
+            waiting[part.incarnation] = part
+        if not waiting:
+            return 0
+        deleted = 0
+        for incarnation, known in self.refresh(row, tail).items():
+            if known.deletable and incarnation in waiting:
+                deleted += self._delete(row.tenant, self._keys(row, waiting[incarnation]))
+                del waiting[incarnation]
         return deleted
 
-    def refresh(self, row: StoreRow, tail: Tail) -> dict[int, int]:
+    def refresh(self, row: StoreRow, tail: Tail) -> dict[int, Reclaimed]:
         """Read the reclaimed positions and pass them to the tail."""
-        done = reclaimed(self._catalog, row.tenant, row.store_id)
-        for incarnation, seq in done.items():
-            tail.set_reclaimed(incarnation, seq)
-        tail.set_oldest(min(done, default=1))
-        return done
+        known = reclaims(self._catalog, row.tenant, row.store_id)
+        for incarnation, part in known.items():
+            tail.set_reclaimed(incarnation, part.seq)
+        tail.set_oldest(min(known, default=1))
+        return known
 
     def sweep(self, row: StoreRow, tail: Tail) -> int:
         """Delete what a predecessor could not delete and late files of ended incarnations, and forget incarnations
         without files. Makes one LIST request."""
-        done = self.refresh(row, tail)
+        done = {i: part.seq if part.deletable else 0 for i, part in self.refresh(row, tail).items()}
         if len(done) <= 1 and not any(done.values()) and min(done, default=1) == 1:
             return 0  # nothing was ever reclaimed
         deleted = self._delete(row.tenant, self._reclaimed_files(row, done))

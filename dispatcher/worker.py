@@ -215,7 +215,7 @@ class DispatcherWorker:
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
                 self._contained((key, "cut_ts"), partial(self._note, key, tail))
         self._owners.refresh(tenants)
-        for kept in (self._noted, self._swept, self._fruitless):
+        for kept in (self._noted, self._swept, self._fruitless, self._reclaimer.waiting):
             for key in list(kept):
                 if key not in owned:
                     kept.pop(key, None)

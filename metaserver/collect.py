@@ -1,11 +1,12 @@
 """Deletes objects that are no longer needed: replaced objects, and orphans that never became visible.
 
-    LIST a folder -> per key: no row, or a row that is not live -> tombstone row -> DELETE
+    LIST a folder -> per key: no row, or a row that is not live -> tombstone row -> an export that has it -> DELETE
 
 Relations:
 
 - The tombstone comes first. A late writer of the key violates it and is fenced, so an object is deleted only when it
   can never become visible. No clock is part of this argument.
+- Then the decision must be in a verified export (`tistream.catalog.database.decisions`): a later round deletes it.
 - Every key is judged by its own row: rising ids say nothing about the order of publication.
 - A key whose row is dead is deleted again whenever it is listed: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE.
@@ -31,7 +32,7 @@ from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.builds import drop_expired_builds
 from tistream.catalog.log.exclusions import drop_old_exclusions
-from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
+from tistream.catalog.log.objects import deletable_objects, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, expired_leases
 from tistream.catalog.rows.tenants import TenantRow
 from tistream.catalog.tenancy.tenants import GIVEN_UP, every_tenant
@@ -102,7 +103,8 @@ class Collector:
         while True:  # a tombstoned key is not listed again, so this ends
             keys = superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE)
             for key in keys:
-                self._bury(tenant, key, deletes)
+                if self._bury(tenant, key):
+                    deletes.delete(key)
             if len(keys) < _KEYS_AT_ONCE:
                 return
 
@@ -110,15 +112,14 @@ class Collector:
         for keys in self._old_keys(tenant, folders):
             states = object_states(self._catalog, keys)
             for key in keys:
-                match states.get(key):
-                    case ObjectState.DEAD:
-                        deletes.delete(key)
-                    case None:
-                        self._bury(tenant, key, deletes)
+                if key not in states:
+                    self._bury(tenant, key)
+            for key in sorted(deletable_objects(self._catalog, keys)):
+                deletes.delete(key)
 
-    def _bury(self, tenant: Tenant, key: str, deletes: Deletes) -> None:
-        if tombstone(self._catalog, tenant, key, grace_ms=self._grace_ms):  # else it is visible, or may become so
-            deletes.delete(key)
+    def _bury(self, tenant: Tenant, key: str) -> bool:
+        """False for an object that is visible, or may become so."""
+        return tombstone(self._catalog, tenant, key, grace_ms=self._grace_ms)
 
     def _old_keys(self, tenant: Tenant, folders: Iterable[Folder]) -> Iterator[list[str]]:
         """Keys of objects older than the grace period, in lists of at most _KEYS_AT_ONCE."""

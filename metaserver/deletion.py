@@ -22,7 +22,7 @@ from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.rows.tenants import TenantRow, TenantState
 from tistream.catalog.tenancy.tenants import GIVEN_UP, every_tenant
-from tistream.catalog.work.deletion import OBJECTS_AT_ONCE, finish_deletion, retire_objects
+from tistream.catalog.work.deletion import OBJECTS_AT_ONCE, finish_deletion, may_empty, retire_objects
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.model.problem import Problem
@@ -84,7 +84,8 @@ class Deletion:
     def _delete_objects(self, tenant: Tenant, count: Count) -> None:
         while retire_objects(self._catalog, tenant) == OBJECTS_AT_ONCE:
             pass
-        self._delete_batch_files(tenant, count)
+        if may_empty(self._catalog, tenant):
+            self._delete_batch_files(tenant, count)
         self._collector.clean(tenant, _OURS, count)
 
     def _delete_batch_files(self, tenant: Tenant, count: Count) -> None:

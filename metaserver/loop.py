@@ -1,4 +1,5 @@
-"""Background work of a meta server: election, assignment, activation, collection, retention, maintenance and audit.
+"""Background work of a meta server: election, assignment, activation, collection, retention, maintenance, audit and
+exports.
 
     assignment thread    every 0.3 s: acquire or renew leadership, assign stores, tasks and lanes, rotate the
                          service token, switch on features, look at the database's settings
@@ -8,6 +9,7 @@
     retention thread     every ten minutes, while leader: raise floors, retire the log below
     maintenance thread   every 30 s, while leader: record jobs for executors
     audit thread         once a day, while leader: compare catalog and bucket
+    export thread        every five minutes, while leader: export the catalog into the bucket
 
 The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
 leader acts, and every assignment carries the leader's epoch and the item's epoch that it saw: a leader that was
@@ -47,7 +49,8 @@ from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerState
 from tistream.catalog.tenancy.audit_log import prune_audit_log
 from tistream.catalog.tenancy.tenants import every_tenant
-from tistream.catalog.work.features import FEATURES, Feature, switch_on
+from tistream.catalog.work.exports import switch_exports_off
+from tistream.catalog.work.features import EXPORTS, FEATURES, Feature, switch_on, switched_on
 from tistream.catalog.work.jobs import prune_jobs
 from tistream.catalog.work.leader import acquire_leadership, note_silence, renew_leadership, report_as_leader
 from tistream.catalog.work.service_tokens import rotate_service_token
@@ -55,6 +58,7 @@ from tistream.catalog.work.stopped_items import forget_stale_items
 from tistream.catalog.work.workers import list_workers, pulses
 from tistream.clock import Clock, Due
 from tistream.errors import Fenced
+from tistream.exports.exporter import Exporter
 from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS
 from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
@@ -66,6 +70,7 @@ INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
 RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
+EXPORT_LOOK_S = 5.0  #: between two looks whether an export is due
 RESUMED_S = 1.0  #: between two checks for resumed stops, while something is stopped
 JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: retry pauses of assignment jobs, short because a takeover waits for them
 FEATURES_S = 10.0  #: between two looks at who lives, while a feature is not switched on
@@ -100,6 +105,8 @@ class MetaOptions:
     maintenance: MaintenanceRules | None = None  #: None = no jobs are scheduled
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
     reshape: ReshapeSettings | None = None  #: None = tasks are not split or merged
+    exporter: Exporter | None = None  #: None = the catalog is not exported, and deletions do not wait for that
+    export_interval_s: float = 300.0
     service_token_hours: float = 24
     audit_retention_s: int = 0  #: of the audit log; 0 = for ever
     features: Sequence[Feature] = FEATURES
@@ -142,11 +149,14 @@ class MetaWorker:
                 catalog, store, registry, clock, rules, default_hours=hours, interval_s=pause_s, name=name
             )
         self._auditor = Auditor(catalog, store, clock, name=name)
+        self._exporter, self._exporting = options.exporter, Contained(catalog, clock, name, "export")
+        self._export_due = Due(options.export_interval_s)
         self._epoch: int | None = None
         self._detector, self._has_led = FailureDetector(), False
         self._silent = dict[str, int]()  # worker without heartbeats -> incarnation
         self._inventories = _inventories(catalog, tasks)
-        self._rotate_ms, self._features = int(options.service_token_hours * 3_600_000), list(options.features)
+        features = [*options.features, *([] if options.exporter is None else [EXPORTS])]
+        self._rotate_ms, self._features = int(options.service_token_hours * 3_600_000), features
         self._audit_due = Due(options.audit_interval_s, next_s=clock.monotonic() + options.audit_interval_s)
         self._token_due = Due(min(TOKEN_S, self._rotate_ms / 10_000))
         self._learn_due, self._report_due = Due(REPORTS_S), Due(REPORTS_S)
@@ -164,11 +174,13 @@ class MetaWorker:
         assignment = thread("assignment", self.assign, options.interval_s)
         activation = thread("activation", self.activate, options.interval_s)
         collection = thread("collection", self.collect, options.collect_interval_s)
+        export = thread("export", self.export, EXPORT_LOOK_S)
         reshaping = () if self._reshaping is None else (self._reshaping.tenants,)
         roles = [
             _Role(assignment, (self._assigning, *reshaping)),
             _Role(activation, (self._activation.tenants,), self._activation.resume),
             _Role(collection, (self._collector.tenants, self._deletion.tenants, self._pruning)),
+            _Role(export, (self._exporting,), self._export_due.make_due),
         ]
         if options.retention_hours is not None:
             retention = thread("retention", self.retain, options.retention_interval_s)
@@ -201,6 +213,7 @@ class MetaWorker:
         if self._maintenance is not None:
             problems += self._maintenance.problems()
         problems += self._activation.problems() + self._collector.problems() + self._deletion.problems()
+        problems += self._exporting.problems()
         return problems + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
 
     @property
@@ -272,6 +285,23 @@ class MetaWorker:
         """One round of maintenance. What it records is guarded by the leader's epoch."""
         if self._epoch is not None and self._maintenance is not None:
             self._maintenance.step(self._epoch)
+
+    def export(self) -> None:
+        """Export the catalog, when it is due, once no process lives that deletes without waiting for it."""
+        now_s, epoch, exporter = self._clock.monotonic(), self._epoch, self._exporter
+        if epoch is None or not self._export_due.is_due(now_s):
+            return
+        if exporter is None:
+            switch_exports_off(self._catalog)
+        elif EXPORTS.name in switched_on(self._catalog):
+            self._exporting.load()
+            exported = self._exporting.run("catalog", lambda: exporter.step(epoch))
+            self._exporting.sync()
+            if not exported:
+                return
+        else:
+            return
+        self._export_due.restart(now_s)
 
     def audit(self) -> None:
         """Compare catalog and bucket, when it is due. Reads only."""

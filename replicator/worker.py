@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -59,14 +60,16 @@ class ReplicationWorker:
         *,
         slots: int = SLOTS,
         look_s: float = LOOK_S,
+        look_first: Callable[[], None] = lambda: None,
         rand: random.Random | None = None,
     ) -> None:
-        """`slots`: lanes that are written at the same time, besides those whose destinations do not answer."""
+        """`slots`: lanes that are written at the same time, besides those whose destinations do not answer.
+        `look_first` raises when the catalog was restored, which the old one does not know: no lane is owned then."""
         self.name, self._open_letters = name, open_letters
         self._services, self._open, self._rand = services, open_destination, rand or random.Random()
         self._catalog: Catalog = services.catalog
         self._clock: Clock = services.clock
-        self._lock = threading.Lock()
+        self._lock, self._look_first = threading.Lock(), look_first
         self._runs: dict[int, LaneRun] = {}
         self._turns = Turns(slots)  # of the runs
         self._ended: set[int] = set()  # runs to end instead of their next turns
@@ -131,6 +134,7 @@ class ReplicationWorker:
         if not self._heartbeat.incarnation:
             return
         asked_s = self._clock.monotonic()
+        self._look_first()
         jobs = {job.lane.lane_id: job for job in lanes_of(self._catalog, self.name, self._heartbeat.incarnation)}
         answered_s = self._clock.monotonic()
         for lane_id, run in list(self._runs.items()):

@@ -49,6 +49,17 @@ class ObjectStoreSettings(_Section):
     url: str = Field("", description="file:///abs/folder, s3://bucket/prefix?endpoint=...&region=..., or memory://")
 
 
+class ExportsSettings(_Section):
+    """Exports of the catalog into the bucket, by the leading meta server. Objects are deleted once the newest verified
+    export has the decision, so a catalog that is restored from it misses none."""
+
+    interval_s: float = Field(0, ge=0, description="how often the catalog is exported, 300 is a good value; 0 = never")
+    keep: int = Field(12, ge=1, le=10_000, description="exports to keep")
+    key_file: str = Field(
+        "", description="file with 64 hexadecimal digits, the key that exports are sealed with; empty = not sealed"
+    )
+
+
 class ServerSettings(_Section):
     """The HTTP port of an API server: every route, and the console."""
 
@@ -300,6 +311,7 @@ class Settings(_Section):
 
     catalog: CatalogSettings = CatalogSettings()
     object_store: ObjectStoreSettings = ObjectStoreSettings()
+    exports: ExportsSettings = ExportsSettings()
     server: ServerSettings = ServerSettings()
     dispatcher: DispatcherSettings = DispatcherSettings()
     feed: FeedSettings = FeedSettings()

@@ -30,6 +30,7 @@ from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Scheduler
 from tistream.catalog.database.engine import Catalog
 from tistream.errors import CatalogUnavailable
+from tistream.objectstore.generations import FIRST
 from tistream.release import THIS_RELEASE, Release
 
 _UNIX_EPOCH_DAYS = 2440587.5
@@ -141,6 +142,7 @@ class SimCatalog(Catalog):
     def __init__(self, database: SimDatabase, release: Release = THIS_RELEASE) -> None:
         self._db, self.release = database, release
         self._engine = database.engine
+        self.generation = FIRST
 
     def close(self) -> None:
         """The engine outlives the run."""

@@ -194,6 +194,8 @@ SILENT = {
     "assembly.open_process": "a service",
     "jobs._begin": "it is told what to record",
     "files.audit": "it reads",
+    "catalog.status": "it reads",
+    "catalog.confirm": "it says what to record when it opens",
 }
 _OPENS = {"catalog_of", "opened", "open_parts", "Catalog"}
 _RECORDS = {"recorded", "record_done"}

@@ -27,6 +27,7 @@ from tistream.cli.running import Parts, Running
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.diagnostics.findings import Finding, Severity
+from tistream.objectstore.generations import FIRST, GenerationWatch
 
 PROVIDER = "/usr/lib/galera/libgalera_smm.so"
 FLUSH = "innodb_flush_log_at_trx_commit"
@@ -131,8 +132,11 @@ def test_the_leader_reports_it_until_it_is_mended(server: MariaDBServer, catalog
 
 
 def test_each_service_says_it_at_its_start(server: MariaDBServer, catalog: Catalog) -> None:
+    store = OpenFolder()
+    watch = GenerationWatch(store, FIRST, SystemClock())
+
     def logged() -> list[str]:
-        running = Running(Parts(Settings(), catalog, OpenFolder(), SystemClock()), [])
+        running = Running(Parts(Settings(), catalog, store, SystemClock(), watch), [])
         with structlog.testing.capture_logs() as entries:
             running.start()
         return [f"{entry['log_level']} {entry['code']} {entry['setting']}" for entry in entries]

@@ -21,6 +21,7 @@ from tistream import ts as tso
 from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.catalog.rows.workers import WorkerState
+from tistream.catalog.work.exports import begin_export, verify_export
 from tistream.catalog.work.stores import StoreRow, issue_incarnation, list_stores, newest_incarnation, reclaimed
 from tistream.catalog.work.tasks import list_tasks
 from tistream.catalog.work.workers import list_workers, register_worker
@@ -53,7 +54,9 @@ class World:
         self.workers: list[DispatcherWorker] = []
 
     def worker(self, name: str = "d1", *, start: bool = False) -> DispatcherWorker:
-        worker = DispatcherWorker(self.catalog, self.folder, SystemClock(), name, timing=FAST, reclaim_s=0.05)
+        worker = DispatcherWorker(
+            self.catalog, self.folder, SystemClock(), name, timing=FAST, reclaim_s=0.05 if start else 60
+        )
         self.workers.append(worker)
         if start:
             worker.start()
@@ -148,11 +151,11 @@ def test_of_a_store_that_moves_away_nothing_is_kept(world: World) -> None:
     assert seqs_of(stream) == [(1, 1, False)]
     worker.refresh()
     worker.reclaim()
-    noted = worker._noted, worker._swept, worker._fruitless
-    assert [list(each) for each in noted] == [[(T, 7)]] * 3
+    noted = worker._noted, worker._swept, worker._fruitless, worker._reclaimer.waiting
+    assert [list(each) for each in noted] == [[(T, 7)]] * 4
     world.assign("d2")
     worker.refresh()
-    assert [list(each) for each in noted] == [[]] * 3
+    assert [list(each) for each in noted] == [[]] * 4
 
 
 def test_a_new_incarnation_in_the_catalog_ends_the_old_one(world: World) -> None:
@@ -221,6 +224,37 @@ def test_a_zombie_dispatcher_deletes_nothing(world: World) -> None:
     heir.refresh()
     heir.reclaim()
     assert world.seqs() == []
+
+
+def test_files_stay_until_an_export_of_the_catalog_has_the_decision(world: World) -> None:
+    world.put(1, 2, 3)
+    for task in (0, 1):
+        world.consumed(task, {1: Position(seq=2)})
+    first = begin_export(world.catalog, leader_epoch=world.leader_epoch)
+    worker = world.worker()
+    worker.refresh()
+    assert left_by(worker, world) == [1, 2, 3]
+    assert reclaimed(world.catalog, T, 7) == {1: 2}
+    _verified(world, first)
+    assert left_by(worker, world) == [1, 2, 3], "it began before the decision"
+    for task in (0, 1):
+        world.consumed(task, {1: Position(seq=3)})
+    assert left_by(worker, world) == [1, 2, 3], "one decision at a time"
+    assert reclaimed(world.catalog, T, 7) == {1: 2}
+    _verified(world, begin_export(world.catalog, leader_epoch=world.leader_epoch))
+    assert left_by(worker, world) == [3]
+    assert left_by(worker, world) == [3], "decided since"
+    _verified(world, begin_export(world.catalog, leader_epoch=world.leader_epoch))
+    heir = world.worker("d2")
+    world.assign("d2")
+    heir.refresh()
+    assert left_by(heir, world) == [], "the next owner sweeps"
+
+
+def _verified(world: World, number: int) -> None:
+    """The export with this number is whole."""
+    facts = {"snapshot_ms": 1, "rows": 1, "size": 1}
+    verify_export(world.catalog, number, f"exports/{number}", leader_epoch=world.leader_epoch, **facts)
 
 
 def left_by(worker: DispatcherWorker, world: World, *incarnation: int) -> list[int]:

@@ -27,11 +27,13 @@ class Emptied:
                 self._first[table] = [dict(row) for row in conn.execute(select(table)).mappings()]
 
     def empty(self) -> Catalog:
+        self.catalog.generation = None  # a test may have written another one
         with self.catalog.transaction() as conn:
             for table, rows in self._first.items():
                 conn.execute(table.delete())
                 if rows:
                     conn.execute(table.insert(), rows)
+        self.catalog.migrate()
         return self.catalog
 
 
@@ -47,6 +49,7 @@ class QuickCatalog(Catalog):
         """Alembic needs SQLAlchemy's connection."""
         slow = Catalog(self.url)
         slow.migrate(to, note)
+        self.generation = slow.generation
         slow.close()
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tistream import config
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.generation import check_bucket
 from tistream.catalog.rows.audit import Deed
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
@@ -30,6 +31,7 @@ from tistream.config import Settings
 from tistream.errors import ConfigError
 from tistream.http.readiness import Probes, catalog_answers, lease_age, lease_holds, none_stopped, store_answers
 from tistream.model.problem import Problem
+from tistream.objectstore.generations import FIRST, GenerationWatch, WatchedStore
 from tistream.objectstore.metered import open_metered
 from tistream.runtime import credentials
 from tistream.runtime.metrics import Collect
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
     from sorter.worker.worker import SorterWorker
+    from tistream.exports.exporter import Exporter
     from tistream.feed.hints import Look, Notifications
     from tistream.feed.protocol import Feed
     from tistream.http.auth.authenticator import Authenticator
@@ -77,7 +80,11 @@ def open_parts(settings: Settings) -> Parts:
         store_answers(store), f"The object store {settings.object_store.url}", "object_store.url and AWS_* variables"
     )
     catalog.migrate()
-    return Parts(settings=settings, catalog=catalog, store=store, clock=SystemClock())
+    clock = SystemClock()
+    generation = catalog.generation or FIRST
+    check_bucket(generation, store)
+    watch = GenerationWatch(store, generation, clock)
+    return Parts(settings=settings, catalog=catalog, store=WatchedStore(store, watch), clock=clock, watch=watch)
 
 
 def open_process(settings: Settings, *ports: str) -> Parts:
@@ -372,6 +379,17 @@ def push_issuer(settings: Settings) -> CredentialIssuer | None:
     return CredentialIssuer(terms, duration_s=push.duration_s, endpoint=push.sts_endpoint or None, region=place.region)
 
 
+def _exporter(parts: Parts) -> Exporter | None:
+    from tistream.exports.exporter import Exporter
+    from tistream.exports.pieces import Sealing
+
+    settings = parts.settings.exports
+    if not settings.interval_s:
+        return None
+    sealing = Sealing.of_file(settings.key_file)
+    return Exporter(parts.catalog, parts.store, parts.watch, sealing=sealing, keep=settings.keep)
+
+
 def _meta(parts: Parts, name: str) -> MetaWorker:
     from metaserver.activation import LONGEST_PAUSE_S
     from metaserver.loop import MetaOptions, MetaWorker
@@ -400,6 +418,8 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         grace_ms=round(settings.collect_grace_s * 1000),
         maintenance=maintenance_rules(parts.settings),
         maintenance_interval_s=parts.settings.maintenance.interval_s,
+        exporter=_exporter(parts),
+        export_interval_s=parts.settings.exports.interval_s,
         activation_pause_max_s=floor_s if announced.sqs_queue_url or announced.webhook_token else LONGEST_PAUSE_S,
     )
     return MetaWorker(parts.catalog, parts.store, parts.clock, name, options)

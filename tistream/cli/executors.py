@@ -141,7 +141,7 @@ def replication_worker(parts: Parts, name: str) -> ReplicationWorker:
     memory = ReadMemory(parts.settings.replication.memory_mib << 20, in_turn=True)
     services = Services.create(parts.catalog, parts.store, parts.clock, read_memory=memory)
     slots = max(1, parts.settings.replication.threads)
-    return ReplicationWorker(services, name, opened, letters, slots=slots)
+    return ReplicationWorker(services, name, opened, letters, slots=slots, look_first=parts.watch.require)
 
 
 def outbound_terms(settings: Settings) -> Terms:

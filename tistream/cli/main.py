@@ -95,6 +95,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "replay": "jobs:replay",
         "cost": "cost:cost",
         "upgrade": "upgrade:upgrade",
+        "catalog": "catalog:commands",
         "config": "settings:commands",
     },
     "Look inside": {"audit": "files:audit", "inspect": "files:commands", "tso": "time:show", "api": "operate:api"},

@@ -24,9 +24,10 @@ from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.http.readiness import Probes
 from tistream.model.problem import Problem
+from tistream.objectstore.generations import LOOK_S, GenerationWatch
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.proxies import is_loopback
-from tistream.runtime.service import Service, ServiceGroup
+from tistream.runtime.service import Repeating, Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -46,12 +47,14 @@ class Parts:
     catalog: Catalog
     store: ObjectStore
     clock: SystemClock
+    watch: GenerationWatch
     certificates: Certificates | None = None  #: of the HTTP ports
 
     @property
     def own_services(self) -> list[Service]:
         """Those that every process with such parts has."""
-        return [] if self.certificates is None else [self.certificates]
+        watch = Repeating("generation", self.watch.look, interval_s=LOOK_S, clock=self.clock)
+        return [watch] if self.certificates is None else [watch, self.certificates]
 
 
 class Running:

@@ -2,10 +2,13 @@
 
 A caller's X-Request-ID is used if it is plain (8 to 64 letters, digits and `._-`); otherwise one is made. The id and
 the tenant of the path are bound to everything logged during the request, and the id is returned in X-Request-ID.
+
+A request that a stopping server gives up is answered by 503, so that its client asks the next server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -14,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from tistream.http.problem import ServerStops, problem_response
 from tistream.runtime import metrics
 
 log = structlog.get_logger(__name__)
@@ -45,12 +49,12 @@ class RequestLog:
         request_id = _request_id(scope)
         scope[REQUEST_ID] = request_id.decode()
         bound = {"request_id": scope[REQUEST_ID]} | _tenant(scope["path"])
-        status, size, began = 500, 0, time.perf_counter()
+        status, size, began, started = 500, 0, time.perf_counter(), False
 
         async def answer(message: _Message) -> None:
-            nonlocal status, size
+            nonlocal status, size, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 message["headers"] = [*message.get("headers", ()), (HEADER, request_id)]
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
@@ -59,6 +63,10 @@ class RequestLog:
         with structlog.contextvars.bound_contextvars(**bound):
             try:
                 await self._app(scope, receive, answer)
+            except asyncio.CancelledError:
+                if not started:
+                    await problem_response(ServerStops())(scope, receive, answer)
+                raise
             finally:
                 method = scope["method"] if scope["method"] in _METHODS else "other"
                 metrics.HTTP_REQUESTS.labels(method, f"{status // 100}xx").inc()

@@ -19,6 +19,7 @@ from tistream import errors
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import error_reference
 from tistream.limits import PROBLEM_FACT_CHARS_MAX, PROBLEM_TEXT_CHARS_MAX
+from tistream.objectstore.generations import CatalogReplaced
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,14 @@ _NOT_FOUND_HINT = (
     "GET /openapi.json lists all paths."
 )
 
+
+class ServerStops(TiStreamError):
+    """The server is stopping and has given the request up. Ask again: another one answers."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1024"
+
+
 STATUS: Mapping[ErrorKind, int] = {
     ErrorKind.INVALID: 400,
     ErrorKind.NOT_FOUND: 404,
@@ -47,6 +56,7 @@ STATUS: Mapping[ErrorKind, int] = {
     ErrorKind.INTERNAL: 500,
 }
 _BY_CLASS: Mapping[type[TiStreamError], int] = {
+    CatalogReplaced: 503,  # the next process answers
     errors.TsExpired: 410,
     errors.TableRenamed: 410,
     errors.SnapshotLost: 410,

@@ -9,6 +9,9 @@
     compacted/cluster-{c}/tenant-{t}/{job}/{range:05d}-{lo:020d}-{hi:020d}.parquet
     bases/cluster-{c}/tenant-{t}/{job}/{range:05d}-{ts:020d}-{n:06d}.seg
     data_change_buffer/cluster-{c}/tenant-{t}/probe/{name}
+    exports/manifests/{generation:06d}-{leader_epoch:06d}-{export:012d}.json
+    exports/pieces/{generation:06d}-{leader_epoch:06d}/{digest}.piece
+    generations/{generation:06d}.json
     doctor/{name}/{n}
 
 Numbers are zero padded, so keys of one folder sort in write order. A dense `seq` makes a missing file visible and lets
@@ -38,6 +41,9 @@ _COMPACTED = re.compile(
 )
 _PROBE = re.compile(rf"data_change_buffer/{_TENANT}/probe/(?P<p>[a-z0-9-]{{1,64}})")
 _BASE = re.compile(rf"bases/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<ts>\d{{20}})-(?P<n>\d{{6,}})\.seg")
+_EXPORT = re.compile(r"exports/manifests/(?P<g>\d{6,})-(?P<e>\d{6,})-(?P<n>\d{12,})\.json")
+_EXPORT_PIECE = re.compile(r"exports/pieces/(?P<g>\d{6,})-(?P<e>\d{6,})/(?P<d>[0-9a-f]{64})\.piece")
+_GENERATION = re.compile(r"generations/(?P<g>\d{6,})\.json")
 
 
 def _scope(tenant: Tenant) -> str:
@@ -101,6 +107,21 @@ def snapshots_prefix(tenant: Tenant) -> str:
 def seeds_prefix(tenant: Tenant) -> str:
     """Folder of a tenant's seeds."""
     return f"seeds/{_scope(tenant)}/"
+
+
+def exports_prefix() -> str:
+    """Folder of the manifests of the catalog's exports, in the order in which a restore prefers them."""
+    return "exports/manifests/"
+
+
+def export_pieces_prefix(generation: int, leader_epoch: int) -> str:
+    """Folder of what the exports of one leader consist of."""
+    return f"exports/pieces/{generation:06d}-{leader_epoch:06d}/"
+
+
+def generations_prefix() -> str:
+    """Folder of the catalog's generations."""
+    return "generations/"
 
 
 def schemas_prefix(tenant: Tenant) -> str:
@@ -211,6 +232,40 @@ class BaseKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportKey:
+    """The manifest of one export of the catalog. A later leader's sort behind those of an earlier one."""
+
+    generation: int
+    leader_epoch: int
+    export_no: int
+
+    def __str__(self) -> str:
+        return f"{exports_prefix()}{self.generation:06d}-{self.leader_epoch:06d}-{self.export_no:012d}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPieceKey:
+    """Rows of one table, named by what they contain, so that the exports of a leader share what did not change."""
+
+    generation: int
+    leader_epoch: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{export_pieces_prefix(self.generation, self.leader_epoch)}{self.digest}.piece"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationKey:
+    """A generation of the catalog, opened by a restore."""
+
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{generations_prefix()}{self.generation:06d}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeKey:
     """Something put to see whether it may be put. Nothing follows from its being there."""
 
@@ -229,9 +284,10 @@ def foreign_probe(tenant: Tenant, name: str) -> ProbeKey:
     return ProbeKey(tenant=Tenant(tenant.cluster_id, other), name=name)
 
 
-AnyKey = (
+TenantKey = (
     SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey | ProbeKey
 )
+AnyKey = TenantKey | ExportKey | ExportPieceKey | GenerationKey
 
 
 def build_of(key: CompactedKey | BaseKey) -> int | None:
@@ -278,4 +334,14 @@ def _parse(key: str) -> AnyKey | None:
         return CompactedKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"]))
     if m := _BASE.fullmatch(key):
         return BaseKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), ts=int(m["ts"]), n=int(m["n"]))
+    return _parse_of_catalog(key)
+
+
+def _parse_of_catalog(key: str) -> AnyKey | None:
+    if m := _EXPORT.fullmatch(key):
+        return ExportKey(generation=int(m["g"]), leader_epoch=int(m["e"]), export_no=int(m["n"]))
+    if m := _EXPORT_PIECE.fullmatch(key):
+        return ExportPieceKey(generation=int(m["g"]), leader_epoch=int(m["e"]), digest=m["d"])
+    if m := _GENERATION.fullmatch(key):
+        return GenerationKey(generation=int(m["g"]))
     return None

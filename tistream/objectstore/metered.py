@@ -30,6 +30,8 @@ KINDS = {
     "seeds": "seed",
     "compacted": "compacted",
     "bases": "base",
+    "exports": "export",
+    "generations": "generation",
 }
 OTHER = "other"
 

@@ -231,6 +231,8 @@ COLLECTED = _collected(
     ("tistream_owner_age_seconds", "Time since the last heartbeat of the elected meta server", ()),
     ("tistream_owner_epoch", "Number of elections of a meta server", ()),
     ("tistream_catalog_up", "Whether the catalog answered the last query", ()),
+    ("tistream_catalog_export_age_seconds", "Age of the newest export that the catalog can be restored from", ()),
+    ("tistream_catalog_unconfirmed", "Whether a restored catalog waits for an operator, and deletes nothing", ()),
     ("tistream_problems", "Present problems of this process, by error code", ("code", "fatal")),
     ("tistream_lease_age_seconds", "Time since this process last renewed its lease", ()),
     ("tistream_sorter_tasks", "Tasks that this process owns", ()),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -95,3 +98,26 @@ def test_answers_are_counted_by_class_and_strange_methods_together(http: TestCli
     http.request("BREW", "/gone")
     after = value("GET", "4xx"), value("GET", "5xx"), value("other", "4xx")
     assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1, 1]
+
+
+def test_a_request_that_a_stopping_server_gives_up_is_for_the_next_one() -> None:
+    async def waits(_scope: object, _receive: object, _send: object) -> None:
+        await asyncio.sleep(60)
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def give_up() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/v1/clusters/3/tenants/4/x", "headers": []}
+        request = asyncio.ensure_future(RequestLog(waits)(scope, send, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+
+    asyncio.run(give_up())
+    start, body = sent
+    assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"1")
+    assert json.loads(body["body"])["code"] == "TS-1024"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, LargeBinary, String
+from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String
 from sqlalchemy import Text as SqlText
 from sqlalchemy.dialects import mysql
 
 from tistream.catalog.database.names import Name
+
+metadata = MetaData()
 
 WORKER_NAME_MAX = 128
 KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, exists, select
 
-from tistream.catalog.database.tables import catalog_release
+from tistream.catalog.database.release_tables import catalog_release
 from tistream.release import Release, ReleaseTooOld
 
 _c = catalog_release.c

@@ -26,8 +26,9 @@ from sqlalchemy.engine import URL
 
 from tistream.catalog.database.clock_sql import now_ms as _now_ms
 from tistream.catalog.database.compatibility import refuse_older
+from tistream.catalog.database.generation import admit_writer, refuse_unfinished
 from tistream.catalog.database.metered import watch
-from tistream.catalog.database.mysql import migrating_engine, mysql_engine
+from tistream.catalog.database.mysql import exporting_engine, migrating_engine, mysql_engine
 from tistream.catalog.database.revisions import MIGRATIONS, Migration, Migrations, revision_of
 from tistream.catalog.database.server_settings import refuse_galera, server_settings
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
@@ -62,6 +63,7 @@ class Catalog:
     """The catalog at `url`. Thread-safe; a forked child needs its own."""
 
     release = THIS_RELEASE  #: of the process, as the catalog knows it
+    generation: int | None = None  #: of the catalog that the process has opened; None before `migrate`
 
     def __init__(self, url: str, *, release: Release = THIS_RELEASE, migrations: Migrations = MIGRATIONS) -> None:
         """`release` and `migrations`: what a process of another release brings, for tests."""
@@ -81,12 +83,21 @@ class Catalog:
         present = self.revision()
         if present is not None:
             self.refuse_older()
-        if present == wanted or (present is not None and present not in self._migrations.revisions):
-            return  # most starts: Alembic, which takes a while to import, is not needed
+        if present is None or (present != wanted and present in self._migrations.revisions):
+            self._migrate(wanted, note)  # most starts do not need it: Alembic takes a while to import
+        if to is None and self.generation is None:
+            self._enter()
+
+    def _migrate(self, wanted: str, note: Callable[[Migration], object]) -> None:
         with _alembic, self._migration_lock() as conn:
             if revision_of(conn) in (None, *self._migrations.revisions):  # a later release may have come first
                 self._migrations.run(conn, wanted, self.release, note)
         self.refuse_older()
+
+    def _enter(self) -> None:
+        """Belong to the catalog's generation from now on. RestoreUnfinished while a restore fills it."""
+        with self.reading() as conn:
+            self.generation = refuse_unfinished(conn)
 
     def missing_migrations(self) -> list[Migration]:
         """Those that `migrate` would run now."""
@@ -115,10 +126,13 @@ class Catalog:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One write transaction: committed when the block ends, rolled back when it raises."""
+        """One write transaction: committed when the block ends, rolled back when it raises. CatalogReplaced when the
+        catalog is of another generation than the process."""
         with _mapped(), self._connect_writer() as conn:
             trans = conn.begin()
             try:
+                if self.generation is not None:
+                    admit_writer(conn, self.generation)
                 yield conn
             except BaseException as e:
                 self._count_full(e)
@@ -138,6 +152,21 @@ class Catalog:
         """A connection for one SELECT; several would not see the same state."""
         with _mapped(), self._connect_reader() as conn:
             yield conn
+
+    @contextmanager
+    def snapshot_connection(self) -> Iterator[Connection]:
+        """A connection whose reads all see the state at its first one. For one reader at a time: it may take long."""
+        if self._engine.dialect.name == "sqlite":
+            with _mapped(), self._reader.connect() as conn:
+                yield conn
+            return
+        engine = exporting_engine(self._engine.url)
+        try:
+            with _mapped(), engine.connect() as conn:
+                conn.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                yield conn
+        finally:
+            engine.dispose()
 
     def ping(self) -> None:
         """Run a trivial query. CatalogUnavailable when the catalog does not answer."""

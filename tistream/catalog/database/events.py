@@ -41,6 +41,8 @@ class EventKind(StrEnum):
 
     OWNER_ELECTED = "owner.elected"
     FEATURE_ON = "feature.on"  #: what older releases cannot read is written from now on; see `features`
+    CATALOG_RESTORED = "catalog.restored"  #: by an operator, from an export
+    CATALOG_CONFIRMED = "catalog.confirmed"  #: by an operator: a restored catalog may delete
     WORKER_REGISTERED = "worker.registered"
     WORKER_DRAINING = "worker.draining"
     WORKER_RETURNED = "worker.returned"

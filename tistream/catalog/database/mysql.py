@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext
+from sqlalchemy.engine.interfaces import IsolationLevel
 
 from tistream.catalog.database.columns import KEY_BYTES_MAX
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
@@ -29,6 +30,8 @@ RECYCLE_S = 60  #: maximal age of a connection: a name may resolve to another se
 MIGRATION_IDLE_S = 60
 MIGRATION_LOCK_WAIT_S = 60  #: for a table read by a long query or a backup
 MIGRATION_SOCKET_WAIT_S = 3600  #: building an index of a large table
+
+EXPORT_IDLE_S = 600  #: rows wait for the object store
 
 assert LOCK_WAIT_S * 1000 < LEADER_LEASE_MS
 assert IDLE_S * 1000 < LEASE_MS
@@ -55,7 +58,20 @@ def migrating_engine(url: URL) -> Engine:
     return _engine(url, session, socket_wait_s=MIGRATION_SOCKET_WAIT_S, connections=1)
 
 
-def _engine(url: URL, session: dict[str, int], *, socket_wait_s: int, connections: int) -> Engine:
+def exporting_engine(url: URL) -> Engine:
+    """The engine of an export: one connection whose transactions see one state, and whose reader may pause."""
+    session = {"wait_timeout": EXPORT_IDLE_S, "net_write_timeout": EXPORT_IDLE_S}
+    return _engine(url, session, socket_wait_s=SOCKET_WAIT_S, connections=1, isolation="REPEATABLE READ")
+
+
+def _engine(
+    url: URL,
+    session: dict[str, int],
+    *,
+    socket_wait_s: int,
+    connections: int,
+    isolation: IsolationLevel = "READ COMMITTED",
+) -> Engine:
     settings = {
         "time_zone": "'+00:00'",
         "sql_mode": "'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'",
@@ -67,7 +83,7 @@ def _engine(url: URL, session: dict[str, int], *, socket_wait_s: int, connection
     }
     return create_engine(
         url,
-        isolation_level="READ COMMITTED",
+        isolation_level=isolation,
         pool_pre_ping=True,
         pool_size=connections,
         max_overflow=0,  # an overflow connection would cost more than the transaction it is made for

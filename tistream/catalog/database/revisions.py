@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, column, inspect, select, table
 
 from tistream.catalog.database.compatibility import demand
-from tistream.catalog.database.tables import catalog_release
+from tistream.catalog.database.release_tables import catalog_release
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 from tistream.release import Release
 

@@ -21,6 +21,14 @@ def create_table(name: str, *columns: sa.Column[Any]) -> None:
     )
 
 
+def add_column(table: str, column: sa.Column[Any]) -> None:
+    """Add a column, which must have a default that earlier releases may leave to the database."""
+    _run(
+        lambda: op.add_column(table, column),
+        lambda: column.name in {each["name"] for each in sa.inspect(op.get_bind()).get_columns(table)},
+    )
+
+
 def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
     """Create an index."""
     _run(lambda: op.create_index(name, table, list(columns), unique=unique), lambda: name in _indexes(table))

@@ -23,7 +23,6 @@ from sqlalchemy import (
     Index,
     Insert,
     Integer,
-    MetaData,
     String,
     Table,
     and_,
@@ -34,6 +33,8 @@ from sqlalchemy import Text as SqlText
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
+from tistream.catalog.database import columns
+from tistream.catalog.database import release_tables as _registered  # noqa: F401 - its tables are of the same metadata
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.columns import (
     AnswerBytes,
@@ -56,10 +57,7 @@ from tistream.catalog.database.columns import with_default as _with_default
 from tistream.catalog.database.names import Name
 from tistream.ids import Tenant
 
-metadata = MetaData()
-
-catalog_release = Table("catalog_release", metadata, _id("id"), *_uints("migrated_by", "min_release"))
-features = Table("features", metadata, Column("name", Word, primary_key=True), *_uints("release_no", "enabled_ms"))
+metadata = columns.metadata
 
 tenants = Table(
     "tenants",
@@ -75,7 +73,7 @@ tenants = Table(
     _uint("created_ms"),
     _with_default("floor_ts", "0"),
     Column("retention_s", UInt),
-    _with_default("schema_hints", "0"),
+    *(_with_default(name, "0") for name in ("schema_hints", "decided_no")),
 )
 
 tasks = Table(
@@ -127,6 +125,7 @@ store_incarnations = Table(
     metadata,
     *_ids("cluster_id", "tenant_id", "store_id", "incarnation"),
     _uint("reclaimed_seq"),
+    _with_default("decided_no", "0"),
 )
 
 quarantines = Table(
@@ -171,7 +170,7 @@ objects = Table(
     Column("kind", Word, nullable=False),
     Column("state", Word, nullable=False),
     *_uints("bytes", "changed_ms"),
-    _with_default("replacement_no", "0"),
+    *(_with_default(name, "0") for name in ("replacement_no", "decided_no")),
     Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
 )
 

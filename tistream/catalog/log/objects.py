@@ -19,6 +19,7 @@ from enum import StrEnum
 from sqlalchemy import Column, Connection, bindparam, exc, exists, func, literal_column, select
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.decisions import begun_no, is_deletable
 from tistream.catalog.database.engine import Catalog, is_duplicate
 from tistream.catalog.database.tables import (
     ensure_row,
@@ -71,14 +72,24 @@ _SUPERSEDE = (
         _o.state == ObjectState.LIVE,
         ~select(_r.task_id).where(_r.object_key == bindparam("asked_key")).exists(),
     )
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms())
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), decided_no=begun_no())
 )
 _BURY = (
     objects.update()
     .where(_o.object_key == bindparam("asked_key"), _o.state != ObjectState.LIVE)
     .values(state=ObjectState.DEAD, changed_ms=now_ms())
 )
+_DECIDE_ORPHAN = (
+    objects.update()
+    .where(_o.object_key == bindparam("asked_key"), _o.kind == ObjectKind.UNKNOWN)
+    .values(decided_no=begun_no())
+)
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
+_DELETABLE = select(_o.object_key).where(
+    _o.object_key.in_(bindparam("asked_keys", expanding=True)),
+    _o.state == ObjectState.DEAD,
+    is_deletable(_o.decided_no),
+)
 _LEASED = exists().where(read_leases.c.replacements_seen < _o.replacement_no, read_leases.c.expires_ms > now_ms())
 _REPLACED = (
     select(_o.object_key)
@@ -106,7 +117,7 @@ _LIVE = (
     .order_by(_o.object_key)
     .limit(bindparam("at_most"))
 )
-_SUPERSEDED = _REPLACED.where(~_LEASED)
+_SUPERSEDED = _REPLACED.where(~_LEASED, is_deletable(_o.decided_no))
 
 
 def replace_unnamed(conn: Connection, object_keys: Iterable[str], *naming: Column[str]) -> None:
@@ -122,7 +133,12 @@ def replace_unnamed(conn: Connection, object_keys: Iterable[str], *naming: Colum
         .where(
             _o.object_key.in_(bindparam("asked_keys", expanding=True)), _o.state == literal_column("'live'"), *unnamed
         )
-        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replacement_no=bindparam("replacement_no"))
+        .values(
+            state=ObjectState.SUPERSEDED,
+            changed_ms=now_ms(),
+            replacement_no=bindparam("replacement_no"),
+            decided_no=begun_no(),
+        )
     )
     for some in in_chunks(keys):
         conn.execute(replacing, {"asked_keys": some, "replacement_no": number})
@@ -190,6 +206,8 @@ def tombstone(catalog: Catalog, tenant: Tenant, object_key: str, *, grace_ms: in
             state=ObjectState.DEAD,
             bytes=0,
         )
+        if not has_row:
+            conn.execute(_DECIDE_ORPHAN, {"asked_key": object_key})
         return conn.execute(_BURY, {"asked_key": object_key}).rowcount == 1
 
 
@@ -200,9 +218,16 @@ def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, O
         return {key: ObjectState(state) for key, state in rows}
 
 
+def deletable_objects(catalog: Catalog, object_keys: Collection[str]) -> set[str]:
+    """Those of these keys (at most a few hundred) that are dead, and may be deleted now
+    (`tistream.catalog.database.decisions`)."""
+    with catalog.reading() as conn:
+        return set(conn.execute(_DELETABLE, {"asked_keys": list(object_keys)}).scalars())
+
+
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
-    """Keys replaced at least `grace_ms` ago (database clock) that no read lease protects: `tombstone` each, then
-    delete it."""
+    """Keys replaced at least `grace_ms` ago (database clock) that no read lease protects, and whose replacement is in a
+    verified export: `tombstone` each, then delete it."""
     with catalog.reading() as conn:
         rows = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
         return list(rows.scalars())

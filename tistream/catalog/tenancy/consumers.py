@@ -226,7 +226,7 @@ def acknowledge(
     watermark."""
     with _locked(catalog, tenant, consumer_id) as (conn, _, group):
         edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
-        if ts > edge:
+        if ts > edge and epoch == group.partitions[number].epoch:  # else it is of a catalog before a restore
             raise TsOutOfRange(f"{ts} lies above the watermark {edge}.", latest_ts=str(edge))
         event = Acknowledged(partition=number, epoch=epoch, ts=ts, commit_position=commit_position)
         _apply(conn, tenant, consumer_id, group, event)

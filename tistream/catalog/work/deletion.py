@@ -28,6 +28,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, bindparam, select
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.decisions import begun_no, is_deletable
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
@@ -74,7 +75,7 @@ _o = objects.c
 _TOMBSTONE = (
     tenants.update()
     .where(of_asked_tenant(tenants), tenants.c.state == bindparam("seen_state"))
-    .values(state=TenantState.DELETING, reason=bindparam("new_reason"))
+    .values(state=TenantState.DELETING, reason=bindparam("new_reason"), decided_no=begun_no())
 )
 _TASKS = select(tasks.c.task_id).where(of_asked_tenant(tasks)).order_by(tasks.c.task_id).with_for_update()
 _OF_TASKS = [
@@ -92,6 +93,7 @@ _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
 _WHAT = select(tenants.c.kind, tenants.c.upstream_id).where(of_asked_tenant(tenants))
 _SEED_AT = select(seeds.c.ts).where(of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == 0)
+_MAY_EMPTY = select(is_deletable(tenants.c.decided_no)).where(of_asked_tenant(tenants))
 _LIVE = (
     select(_o.object_key)
     .where(of_asked_tenant(objects), _o.state == ObjectState.LIVE)
@@ -107,7 +109,12 @@ _PARTS = [
 _SUPERSEDE = (
     objects.update()
     .where(_IS_ASKED, _o.state == ObjectState.LIVE)
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replacement_no=bindparam("replacement_no"))
+    .values(
+        state=ObjectState.SUPERSEDED,
+        changed_ms=now_ms(),
+        replacement_no=bindparam("replacement_no"),
+        decided_no=begun_no(),
+    )
 )
 _LEFT = select(_o.object_key).where(of_asked_tenant(objects), _o.state != ObjectState.DEAD).limit(1)
 _REST = [
@@ -190,6 +197,12 @@ def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_
             conn.execute(drop, keys)
         conn.execute(_SUPERSEDE, {**keys, "replacement_no": next_numbers(conn, "replacement", 1)[0]})
         return len(keys["asked_keys"])
+
+
+def may_empty(catalog: Catalog, tenant: Tenant) -> bool:
+    """Whether what has no row, as batch files, may be deleted: every catalog that can be restored has the deletion."""
+    with catalog.reading() as conn:
+        return bool(conn.execute(_MAY_EMPTY, tenant_ids(tenant)).scalar())
 
 
 def finish_deletion(catalog: Catalog, tenant: Tenant) -> bool:

@@ -1,9 +1,9 @@
 """Features that older processes cannot read, and the moment from which they are used.
 
 A release that can read something new does not write it while processes of earlier releases live: those would fail on
-it. Each such feature is in FEATURES. The leader switches it on when every living process runs a release that has it,
-and raises `min_release` in the same transaction, so that no older process starts afterwards
-(`tistream.catalog.database.compatibility`). What is switched on stays so.
+it. Each such feature is in FEATURES, or belongs to a setting, as EXPORTS. The leader switches it on when every living
+process runs a release that has it, and raises `min_release` in the same transaction, so that no older process starts
+afterwards (`tistream.catalog.database.compatibility`). What is switched on stays so.
 
 A process lives until it retires, or until LIVING_MS have passed since its last heartbeat. One that slept for longer is
 refused with its next heartbeat.
@@ -20,7 +20,8 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.compatibility import demand, keep_out
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import features, leader, workers
+from tistream.catalog.database.release_tables import features
+from tistream.catalog.database.tables import leader, workers
 from tistream.catalog.rows.workers import WorkerState
 from tistream.errors import Fenced
 from tistream.limits import LEASE_MS
@@ -38,7 +39,13 @@ class Feature:
     changes: str  #: what is written once it is on
 
 
-#: All of them, the oldest first. 0.1.0 is the first release, so there is no earlier one that could not read something.
+EXPORTS = Feature(
+    name="exports",
+    since=Release(0, 2, 0),
+    changes="the catalog is exported, and objects are deleted only when an export has the decision",
+)
+
+#: Those of every deployment, the oldest first.
 FEATURES: tuple[Feature, ...] = ()
 
 _LEADS = select(leader.c.epoch).where(leader.c.id == 1).with_for_update()

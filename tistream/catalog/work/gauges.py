@@ -16,12 +16,14 @@ from sqlalchemy import and_, case, func, select
 from tistream import ts
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.generation import CatalogState
 from tistream.catalog.database.tables import consumer_members, consumer_partitions, consumers, tasks, tenants, workers
 from tistream.catalog.rows.jobs import OPEN, JobState
 from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.rows.workers import WorkerState
 from tistream.catalog.tenancy.log_readers import ReaderState
 from tistream.catalog.work.changefeed_gauges import CHANGEFEEDS, changefeed_metrics
+from tistream.catalog.work.exports import export_status
 from tistream.catalog.work.job_rows import job_figures
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stopped_items import STORED, count_stopped_items
@@ -112,6 +114,7 @@ class CatalogGauges:
                 self._stops(),
                 self._workers(),
                 *self._leader(),
+                *self._exports(),
                 *self._jobs(),
                 *self._consumers(),
                 *changefeed_metrics(self._rows(CHANGEFEEDS)),
@@ -163,6 +166,13 @@ class CatalogGauges:
             return []
         age_s = row.heartbeat_age_ms / 1000
         return [metrics.single("tistream_owner_age_seconds", age_s), metrics.single("tistream_owner_epoch", row.epoch)]
+
+    def _exports(self) -> list[Metric]:
+        status = export_status(self._catalog)
+        unconfirmed = metrics.single("tistream_catalog_unconfirmed", status.state is CatalogState.UNCONFIRMED)
+        if not status.is_on or status.newest is None:
+            return [unconfirmed]
+        return [unconfirmed, metrics.single("tistream_catalog_export_age_seconds", status.newest.age_ms / 1000)]
 
     def _jobs(self) -> list[Metric]:
         figures, family = job_figures(self._catalog), metrics.collected("tistream_jobs")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, and_, bindparam, exists, func, select, tuple_
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.decisions import begun_no, is_deletable
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments
 from tistream.catalog.database.records import record_of
@@ -65,6 +66,13 @@ class StorePlace(NamedTuple):
     store_id: int
     epoch: int
     dispatcher: str | None
+
+
+class Reclaimed(NamedTuple):
+    """The files of an incarnation up to `seq` are not needed; they may be deleted once that is `deletable`."""
+
+    seq: int
+    deletable: bool
 
 
 class StoreAssignment(NamedTuple):
@@ -126,11 +134,12 @@ _RECLAIMED = (
     .where(_IN_STORE)
     .order_by(store_incarnations.c.incarnation)
 )
+_RECLAIMS = _RECLAIMED.add_columns(is_deletable(store_incarnations.c.decided_no).label("deletable"))
 _DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
 _RECLAIMED_OF_INCARNATION = select(store_incarnations.c.reclaimed_seq).where(_IS_INCARNATION).with_for_update()
 _ADD_INCARNATION = store_incarnations.insert()
 _HOW_MANY = select(func.count()).select_from(stores).where(of_asked_tenant(stores))
-_RECLAIM = store_incarnations.update().where(_IS_INCARNATION)
+_RECLAIM = store_incarnations.update().where(_IS_INCARNATION).values(decided_no=begun_no())
 _NEEDED = (
     select(func.min(store_incarnations.c.incarnation))
     .where(_IN_STORE, store_incarnations.c.reclaimed_seq < INT_MAX)
@@ -250,9 +259,16 @@ def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) ->
 
 
 def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
-    """incarnation -> the seq up to which files may be deleted; incarnations below the lowest are forgotten."""
+    """incarnation -> the seq up to which files may be gone; incarnations below the lowest are forgotten."""
     with catalog.reading() as conn:
         return dict(conn.execute(_RECLAIMED, _store(tenant, store_id)).all())
+
+
+def reclaims(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, Reclaimed]:
+    """The same, with whether they may be deleted now (`tistream.catalog.database.decisions`)."""
+    with catalog.reading() as conn:
+        rows = conn.execute(_RECLAIMS, _store(tenant, store_id))
+        return {row.incarnation: Reclaimed(row.reclaimed_seq, bool(row.deletable)) for row in rows}
 
 
 def set_reclaimed(

@@ -1,0 +1,127 @@
+"""`tistream catalog status|exports|restore|confirm`: the exports of the catalog, and the restore from one.
+
+These commands open catalog and bucket themselves, as services do: they are for when no service runs.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tistream.cli.options import DeploymentOptions
+from tistream.cli.output import OutputForm, OutputOption, show_facts, show_rows
+from tistream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tistream.objectstore.protocol import ObjectStore
+
+commands = typer.Typer(help="Export the catalog into the bucket, and restore it from there.", no_args_is_help=True)
+
+Export = Annotated[str, typer.Option("--export", help="Its key, see `tistream catalog exports`; default the newest.")]
+Older = Annotated[
+    bool, typer.Option("--older", help="Take an export that is not the newest: what was deleted since is missing.")
+]
+
+
+@commands.command()
+def status(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> None:
+    """Show the generation of the catalog, and its newest verified export."""
+    from tistream.catalog.database.engine import Catalog
+    from tistream.catalog.work.exports import export_status
+
+    catalog = Catalog(_catalog_url(at))
+    try:
+        there = export_status(catalog)
+    finally:
+        catalog.close()
+    newest = there.newest
+    facts = {"generation": there.generation, "state": str(there.state), "exports": "on" if there.is_on else "off"}
+    if newest is not None:
+        facts |= {
+            "newest": newest.object_key,
+            "rows": newest.rows,
+            "bytes": newest.size,
+            "age_s": newest.age_ms // 1000,
+        }
+    show_facts(facts, output)
+
+
+@commands.command()
+def exports(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> None:
+    """List the exports in the bucket, those that a restore prefers last."""
+    from tistream.exports.restore import exports_of
+
+    rows = [
+        {"export": str(key), "generation": key.generation, "leader_epoch": key.leader_epoch, "number": key.export_no}
+        for key in exports_of(_bucket(at))
+    ]
+    columns = ["generation", "leader_epoch", "number", "export"]
+    show_rows(rows, output, columns, no_color=True, empty="The bucket has no export.")
+
+
+@commands.command()
+def restore(at: DeploymentOptions, export: Export = "", older: Older = False) -> None:
+    """Fill an empty database from the newest export, as the next generation of the catalog.
+
+    The processes of the generation before end by themselves within seconds, also where the old database still lives.
+    Start the services with the address of the restored catalog; nothing is deleted until `tistream catalog confirm`."""
+    from tistream.catalog.database.engine import Catalog
+    from tistream.catalog.rows.audit import Deed
+    from tistream.cli.recorded import record_done
+    from tistream.clock import SystemClock
+    from tistream.exports.pieces import Sealing
+    from tistream.exports.restore import restore as restore_catalog
+
+    settings = at.settings()
+    sealing = Sealing.of_file(settings.exports.key_file)
+    catalog = Catalog(_catalog_url(at))
+    try:
+        made = restore_catalog(
+            catalog,
+            _bucket(at),
+            SystemClock(),
+            sealing=sealing,
+            by=f"{getpass.getuser()}@{socket.gethostname()}",
+            export=export,
+            older=older,
+            say=print,
+        )
+        record_done(catalog, Deed(operation="tistream catalog restore", target=str(made.export)))
+    finally:
+        catalog.close()
+    print(
+        f"generation {made.generation} has {made.rows:,} rows of {made.export}, restored in {made.seconds:.1f} s.\n"
+        "Consumers repeat what they acknowledged since then, changefeeds what they wrote; readers with a cursor of "
+        "their own repeat nothing.\nStart the services, look that they work, then run: tistream catalog confirm"
+    )
+
+
+@commands.command()
+def confirm(at: DeploymentOptions) -> None:
+    """Let a restored catalog delete objects again: all services run on it, and the data is as it should be."""
+    from tistream.catalog.rows.audit import Deed
+    from tistream.catalog.work.exports import confirm_restore
+    from tistream.cli.assembly import opened
+
+    with opened(at.settings(), Deed(operation="tistream catalog confirm")) as parts:
+        confirm_restore(parts.catalog, actor=f"{getpass.getuser()}@{socket.gethostname()}")
+    print("confirmed: objects are deleted again, once an export has the decision")
+
+
+def _catalog_url(at: DeploymentOptions) -> str:
+    url = at.settings().catalog.url
+    if not url:
+        raise ConfigError("Name the catalog: --catalog, or [catalog] url of the settings.")
+    return url
+
+
+def _bucket(at: DeploymentOptions) -> ObjectStore:
+    from tistream.objectstore.metered import open_metered
+
+    url = at.settings().object_store.url
+    if not url:
+        raise ConfigError("Name the bucket: --object-store, or [object_store] url of the settings.")
+    return open_metered(url)

@@ -1,0 +1,1 @@
+"""Exports of the catalog into the bucket, and the restore from one."""
