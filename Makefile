@@ -93,7 +93,7 @@ check: lint types imports unit ## lint, types, imports and unit: no servers, no 
 
 # Set-up and checks run side by side, then all suites in one run: two processes more than a small machine has cores, as
 # many tests wait for other processes. tests/budgets.toml has the order, what each suite may take, and of which tests
-# each commit runs a tenth.
+# each commit runs a twentieth.
 test: ## everything that each commit must pass
 	@$(MAKE) --no-print-directory -j 2 -O $(STAMP_DEV) $(STAMP_DEBIAN)
 	@$(MAKE) --no-print-directory -j 2 -O lint imports types $(COMPILED)

@@ -1,7 +1,7 @@
-"""Which tenth of the rotating tests a run takes, and from which number the simulator's seeds count.
+"""Which twentieth of the rotating tests a run takes, and from which number the simulator's seeds count.
 
-`make test` takes the tenth that the commit's hash names; `make soak` takes all of them. `tests/budgets.toml` lists what
-rotates: whole files, and tests that stand alone.
+`make test` takes the twentieth that the commit's hash names; `make soak` takes all of them. `tests/budgets.toml` lists
+what rotates: whole files, and tests that stand alone.
 """
 
 from __future__ import annotations

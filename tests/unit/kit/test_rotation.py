@@ -14,7 +14,7 @@ MUTANTS = "tests/sim/test_mutants.py::test_a_broken_rule_is_noticed"
 FILES = [f"tests/{path}" for path in BUDGETS["rotation"]["files"]]
 IN_EVERY_RUN = ["tests/test_docs.py::test_links", "tests/sim/test_mutants.py::test_the_document_speaks"]
 OF_FILES = [f"{path}::{name}" for path in FILES for name in ("test_one", "test_two")]
-OF_MUTANTS = [f"{MUTANTS}[{n}]" for n in range(25)]
+OF_MUTANTS = [f"{MUTANTS}[{n}]" for n in range(2 * PARTS + 5)]
 ALL = [*IN_EVERY_RUN, *OF_FILES, *OF_MUTANTS]
 
 
