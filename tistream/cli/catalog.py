@@ -18,7 +18,7 @@ from tistream.errors import ConfigError
 if TYPE_CHECKING:
     from tistream.objectstore.protocol import ObjectStore
 
-commands = typer.Typer(help="Export the catalog into the bucket, and restore it from there.", no_args_is_help=True)
+commands = typer.Typer(help="Restore the catalog from an export in the bucket.", no_args_is_help=True)
 
 Export = Annotated[str, typer.Option("--export", help="Its key, see `tistream catalog exports`; default the newest.")]
 Older = Annotated[
@@ -64,9 +64,9 @@ def exports(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> N
 
 @commands.command()
 def restore(at: DeploymentOptions, export: Export = "", older: Older = False) -> None:
-    """Fill an empty database from the newest export, as the next generation of the catalog.
+    """Restore the catalog into an empty database, from the newest export.
 
-    The processes of the generation before end by themselves within seconds, also where the old database still lives.
+    It is the next generation of the catalog. The processes of the generation before end by themselves within seconds, also where the old database still lives.
     Start the services with the address of the restored catalog; nothing is deleted until `tistream catalog confirm`."""
     from tistream.catalog.database.engine import Catalog
     from tistream.catalog.rows.audit import Deed
@@ -101,7 +101,9 @@ def restore(at: DeploymentOptions, export: Export = "", older: Older = False) ->
 
 @commands.command()
 def confirm(at: DeploymentOptions) -> None:
-    """Let a restored catalog delete objects again: all services run on it, and the data is as it should be."""
+    """Mark a restored catalog as good, so that objects are deleted again.
+
+    Until then nothing is deleted. Confirm when all services run on it, and the data is as it should be."""
     from tistream.catalog.rows.audit import Deed
     from tistream.catalog.work.exports import confirm_restore
     from tistream.cli.assembly import opened
