@@ -146,7 +146,7 @@ def test_history_that_is_gone_ends_it_before_anything_is_registered(bench: PushB
     bench.start()
     error = bench.until_it_fails()
     assert isinstance(error, TsExpired)
-    assert "another tenant" in error.hint
+    assert "tistream tenant reseed" in error.hint
     assert not bench.snapshots()
 
 
