@@ -66,8 +66,9 @@ def exports(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> N
 def restore(at: DeploymentOptions, export: Export = "", older: Older = False) -> None:
     """Restore the catalog into an empty database, from the newest export.
 
-    It is the next generation of the catalog. The processes of the generation before end by themselves within seconds, also where the old database still lives.
-    Start the services with the address of the restored catalog; nothing is deleted until `tistream catalog confirm`."""
+    It is the next generation of the catalog. The processes of the generation before end by themselves within seconds,
+    also where the old database still lives. Start the services with the address of the restored catalog; nothing is
+    deleted until `tistream catalog confirm`."""
     from tistream.catalog.database.engine import Catalog
     from tistream.catalog.rows.audit import Deed
     from tistream.cli.recorded import record_done
