@@ -9,7 +9,7 @@ exports.
     retention thread     every ten minutes, while leader: raise floors, retire the log below
     maintenance thread   every 30 s, while leader: record jobs for executors
     audit thread         once a day, while leader: compare catalog and bucket
-    export thread        every five minutes, while leader: export the catalog into the bucket
+    export thread        as often as the settings say, while leader: export the catalog into the bucket
 
 The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
 leader acts, and every assignment carries the leader's epoch and the item's epoch that it saw: a leader that was

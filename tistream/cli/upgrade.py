@@ -55,7 +55,7 @@ def upgrade(
 
 
 def _waited(database: Database, timeout_s: float) -> Upgrade:
-    """Look until it is done. OlderProcesses when it is not after so many seconds."""
+    """Wait until the upgrade is done. OlderProcesses after `timeout_s` seconds; 0 = no limit."""
     from tistream.catalog.work.upgrade import look, some_of
     from tistream.release import OlderProcesses
 

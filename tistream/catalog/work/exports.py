@@ -45,7 +45,7 @@ class VerifiedExport:
     export_no: int
     object_key: str
     rows: int
-    size: int  #: bytes of its pieces, of which the newest may share most
+    size: int  #: bytes of its pieces; most are shared with the export before
     age_ms: int  #: of its snapshot, by the database's clock
 
 
