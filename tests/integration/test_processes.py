@@ -80,6 +80,14 @@ def test_who_comes_back_from_a_library_too_late_does_not_crash_a_service(tmp_pat
             process.kill()  # `with` would wait for it
 
 
+def test_who_comes_back_from_a_library_too_late_does_not_crash_a_command(tmp_path: Path) -> None:
+    """A command that succeeds, and one that fails."""
+    for args, status in (("--version",), 0), (("raw", "check", "--storage", f"file://{tmp_path}"), 2):
+        process = subprocess.run([sys.executable, "-c", LATE, *args], capture_output=True, text=True, check=False)
+        assert process.returncode == status, process.stderr
+    assert "no complete backup" in process.stderr
+
+
 def told_port(process: TiStreamProcess) -> str:
     """The address that the process says when it has started."""
     deadline = time.monotonic() + WAIT_S

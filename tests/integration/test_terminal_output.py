@@ -163,7 +163,7 @@ def command(*words: str) -> Callable[[], None]:
 
     def run() -> None:
         with patch.object(sys, "argv", ["tistream", *words]):
-            cli.main()
+            cli.run_command()
 
     return run
 

@@ -1,4 +1,4 @@
-"""A `tistream` command in this process, as its entry point runs it."""
+"""A `tistream` command in this process, as its entry point runs it, without the end of the process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *
     """(exit status, standard output, standard error) of `tistream ARGS`."""
     monkeypatch.setattr(sys, "argv", ["tistream", *args])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command()
     out, err = capfd.readouterr()
     return int(ended.value.code or 0), out, err

@@ -7,6 +7,7 @@ Ctrl-C before the work was done (services and `pull --follow` end by Ctrl-C with
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -20,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from tistream import __version__
+from tistream.cli.leave import leave
 from tistream.cli.service import share_in, with_shared_options
 from tistream.cli.terminal import clean_lines, guard
 from tistream.errors import ErrorKind, NotFound, TiStreamError
@@ -175,7 +177,19 @@ _REPOSITORY_ONLY = ("simulator.chaos", "simulator.dst")  #: infra/server leaves 
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script: run a command, and end the process with its status."""
+    status = EXIT[ErrorKind.INTERNAL]
+    # Registered before all others, so that it runs when they have.
+    atexit.register(lambda: leave(status))
+    try:
+        run_command()
+        status = 0
+    except SystemExit as e:
+        status = int(e.code or 0)
+
+
+def run_command() -> None:
+    """Run the command of `sys.argv`. SystemExit with its status, where that is not 0."""
     # Before Polars is loaded. Most frames are small, and each part of a service has a thread. On busy processors the
     # threads of Polars, which look for more work after each frame, take as long again as all the rest.
     if sys.argv[1:2] not in _LARGE_FRAMES:

@@ -11,14 +11,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tistream.cli.leave import leave
 from tistream.cli.options import (
     DEFAULT_URL,
     DeploymentOptions,
@@ -207,17 +208,7 @@ def _run(running: Running, sample: Sample | None = None) -> None:
         running.close()
     if stopped is not None:
         print(f"tistream: {stopped.source} has stopped: {stopped.message} [{stopped.code}]", file=sys.stderr)
-    _leave(0 if stopped is None else _EXIT_STOPPED)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process, whose parts have been closed, without finalizing the interpreter: a thread that still waits
-    inside a library for its peer would return into a finalized interpreter and crash the process."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed before the process began
-            with suppress(OSError):  # its reader is gone
-                stream.flush()
-    os._exit(status)
+    leave(0 if stopped is None else _EXIT_STOPPED)
 
 
 def wait_for_signal(check: Callable[[], None]) -> None:
