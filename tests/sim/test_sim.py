@@ -176,7 +176,7 @@ def test_a_dead_process_does_nothing_and_a_paused_one_later(scheduler: Scheduler
 
 
 def test_the_same_seed_twice_is_the_same_run_in_any_process() -> None:
-    seeds = [4, 1, 5, 9]  # the usual scenario, and some of the others that seeds have
+    seeds = [4, FIRST]  # the usual scenario, and one of the others that seeds have
     code = "import sys; from simulator.dst.run import run; print(*(run(int(s)).trace_hash for s in sys.argv[1:]))"
     others = [
         subprocess.Popen(
