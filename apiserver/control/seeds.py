@@ -4,8 +4,7 @@
     GET  /v1/clusters/{c}/tenants/{t}/seeds     list visible seeds
     GET  /v1/clusters/{c}/tenants/{t}/seeds/wanted     tables that a column change rewrote, without a seed since
 
-The manifest is read from the bucket, and every file in it must exist with its size. A seed ahead of the service's time
-is refused until that time has come: no read could use it, and later rows would be taken for part of it.
+`tistream.log.published_seeds` says what makes a seed visible.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ from schemas.reseeding import wanted_seeds
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.bases import list_bases
-from tistream.catalog.log.seeds import add_seed, list_seeds
+from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.rows.seeds import SeedRow
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.clock import Clock
-from tistream.codec.seed_file import manifest_key, read_manifest
-from tistream.errors import InvalidInput, ObjectNotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
-from tistream.limits import INT_MAX, MANIFEST_BYTES_MAX
-from tistream.objectstore.bounded import small_object
+from tistream.limits import INT_MAX
+from tistream.log import published_seeds
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service_time import ServiceTime
+
+publish = published_seeds.publish  #: as the route does it
 
 
 class NewSeed(BaseModel):
@@ -123,25 +121,6 @@ def _with_tables(catalog: Catalog, tenant: Tenant) -> Tenant:
     row = get_tenant(catalog, tenant)
     row.check_tables()
     return row.tenant
-
-
-def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int, time: ServiceTime) -> bool:
-    """Check the objects in the bucket and publish the seed; False when it is visible already. InvalidInput when
-    something is missing, AheadOfTime before its time has come."""
-    if not 0 < ts <= INT_MAX:
-        raise InvalidInput("ts of a seed must lie in 1..2**63-1", ts=ts)
-    key = str(manifest_key(tenant, ts, table_id))
-    if ahead := time.ahead(ts, "seed", object=key, tenant=str(tenant)):
-        raise ahead
-    try:
-        data = small_object(store, key, MANIFEST_BYTES_MAX)
-        manifest = read_manifest(key, data, tenant, ts, table_id)
-        sizes = {n: store.size(manifest.key_of(n)) for n in manifest.file_bytes}
-    except ObjectNotFound as e:
-        raise InvalidInput("the seed is incomplete: an object is missing", ts=ts, cause=str(e)) from e
-    if sizes != manifest.file_bytes:
-        raise InvalidInput("the seed is incomplete: a file does not have the size in its manifest", ts=ts)
-    return add_seed(catalog, manifest, len(data))
 
 
 def _wanted(seed: reseeding.WantedSeed) -> WantedSeed:

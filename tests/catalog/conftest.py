@@ -43,6 +43,18 @@ def catalog(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
 
 
 @pytest.fixture
+def empty(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog in an empty database."""
+    if backend == "mariadb":
+        url = new_database(request.getfixturevalue("server"), f"restored_{next(_number)}")
+    else:
+        url = f"sqlite:///{tmp_path / 'restored.db'}"
+    catalog = Catalog(url)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
 def low(catalog: Catalog) -> int:
     """The first task of tenant T, which has three."""
     return activate(catalog)[0]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from simulator.chaos.servers.mariadb import new_database
 from tests.kit.catalog_cases import START, T, activate, advance, elected, flush, segment, silence_leader, together
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database.decisions import begun_no
@@ -59,18 +56,6 @@ def store() -> MemoryStore:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture
-def empty(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
-    """A catalog in an empty database."""
-    if backend == "mariadb":
-        url = new_database(request.getfixturevalue("server"), f"restored_{abs(hash(request.node.name)) % 10**9}")
-    else:
-        url = f"sqlite:///{tmp_path / 'restored.db'}"
-    catalog = Catalog(url)
-    yield catalog
-    catalog.close()
 
 
 def exporter_of(catalog: Catalog, store: MemoryStore, clock: ManualClock, **options: Any) -> Exporter:

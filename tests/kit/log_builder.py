@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
-from apiserver.control.seeds import publish
 from metaserver.initial_ranges import lay_out
 from pusher.seed_push import push_seed
 from schemas.history import History
@@ -41,6 +40,7 @@ from tistream.codec.committed_file import build_committed_file
 from tistream.codec.table_key import META_RANGE
 from tistream.errors import invariant
 from tistream.ids import Tenant
+from tistream.log.published_seeds import publish
 from tistream.model import change
 from tistream.objectstore.layout import CommittedKey, SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore

@@ -1,7 +1,8 @@
 """Restores the catalog from its newest export, as the next generation.
 
     generation object (create if absent) -> newest export -> tables of its revision -> release row, then all other rows
-    -> migrations since -> numbers raised -> PAUSE_S since the first step -> still the newest generation -> unconfirmed
+    -> migrations since -> numbers raised -> seeds adopted -> PAUSE_S since the first step -> still the newest
+    generation -> unconfirmed
 
 The generation is opened before the exports are listed (`tistream.exports.exporter` says why), and its number is the
 first thing written to the database. A restore that dies leaves a catalog that no service starts on; it is repeated into
@@ -27,6 +28,7 @@ from tistream.catalog.work.exports import set_generation
 from tistream.catalog.work.renumber import adopt_stores, adopt_writers, raise_numbers
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound, StateForbids
+from tistream.exports.adoption import LISTED_AT_ONCE, adopt_seeds
 from tistream.exports.pieces import Manifest, Sealing, TablePieces, decode_rows
 from tistream.ids import Tenant
 from tistream.objectstore.folders import folders
@@ -43,7 +45,6 @@ from tistream.objectstore.layout import (
 from tistream.objectstore.protocol import ObjectStore
 from tistream.ts import compose
 
-LISTED_AT_ONCE = 16
 _WRITER = re.compile(r"(?P<name>.+)-(?P<incarnation>\d{6,})")
 _STORE = re.compile(r"store-(?P<id>\d+)")
 
@@ -58,6 +59,7 @@ class Restored:
     export: ExportKey
     snapshot_ms: int
     rows: int
+    seeds: int  #: that were registered since the export, and adopted
     seconds: float
 
 
@@ -103,17 +105,25 @@ def restore(
     catalog.migrate(to=MIGRATIONS.newest)
     _raise(catalog, store, clock)
     say("numbers are raised above those that were used")
+    seeds = adopt_seeds(catalog, store, clock, say=say)
     left_s = began_s + PAUSE_S - clock.monotonic()
     if left_s > 0:
         say(f"waiting {left_s:.0f} s, until no process of an earlier generation writes to a destination")
         clock.wait(threading.Event(), left_s)
     watch.look()
     with catalog.transaction() as conn:
-        record_event(conn, EventKind.CATALOG_RESTORED, f"generation {generation}", actor=by, export=str(key))
+        record_event(
+            conn, EventKind.CATALOG_RESTORED, f"generation {generation}", actor=by, export=str(key), seeds=seeds
+        )
     set_generation(catalog, generation, CatalogState.UNCONFIRMED)
     seconds = clock.monotonic() - began_s
     return Restored(
-        generation=generation, export=key, snapshot_ms=manifest.snapshot_ms, rows=manifest.rows, seconds=seconds
+        generation=generation,
+        export=key,
+        snapshot_ms=manifest.snapshot_ms,
+        rows=manifest.rows,
+        seeds=seeds,
+        seconds=seconds,
     )
 
 

@@ -109,6 +109,11 @@ def seeds_prefix(tenant: Tenant) -> str:
     return f"seeds/{_scope(tenant)}/"
 
 
+def seed_prefix(tenant: Tenant, ts: int) -> str:
+    """Folder of a tenant's seeds of one timestamp."""
+    return f"{seeds_prefix(tenant)}{ts:020d}/"
+
+
 def exports_prefix() -> str:
     """Folder of the manifests of the catalog's exports, in the order in which a restore prefers them."""
     return "exports/manifests/"
@@ -199,7 +204,7 @@ class SeedKey:
     n: int
 
     def __str__(self) -> str:
-        return f"seeds/{_scope(self.tenant)}/{self.ts:020d}/{self.n:06d}.seg"
+        return f"{seed_prefix(self.tenant, self.ts)}{self.n:06d}.seg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

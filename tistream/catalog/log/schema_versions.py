@@ -49,6 +49,12 @@ def _object_of(conn: Connection, tenant: Tenant, ts: int) -> str | None:
     return conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
 
 
+def has_schema_version(catalog: Catalog, tenant: Tenant, ts: int) -> bool:
+    """Whether the history up to exactly `ts` is published."""
+    with catalog.reading() as conn:
+        return _object_of(conn, tenant, ts) is not None
+
+
 def latest_schema_version(catalog: Catalog, tenant: Tenant) -> tuple[int, str] | None:
     """(ts, object key) of the newest history; None when there is none."""
     with catalog.reading() as conn:
