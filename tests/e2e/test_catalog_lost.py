@@ -129,12 +129,15 @@ def test_a_lost_catalog_is_restored_while_its_processes_still_run(deployment: De
     eventually(lambda: d.reached(0) > served, d.cluster.logs)
     began_s = time.monotonic()
     d.settings["TISTREAM_CATALOG_URL"] = d.databases[1]
-    said = d.catalog_command("restore")
+    said = json.loads(d.catalog_command("restore", "--json"))
     restored_s = time.monotonic() - began_s
     ended = {name: d.cluster.processes[name].wait(30) for name in SERVICES}
     assert set(ended.values()) == {FENCED}, (ended, d.cluster.logs())
     assert d.reached(0) < d.upto, "under load"
-    assert f"-{at_export:012d}.json" in said or d.exported() > at_export
+    assert said["export"].endswith(f"-{at_export:012d}.json") or d.exported() > at_export
+    repeated = {(reader["kind"], reader["name"]): reader["repeats"] for reader in said["readers"]}
+    assert repeated == {("changefeed", "lake"): "files", ("consumer", "warehouse"): "changes"}
+    assert all(0 < int(reader["continues_ts"]) < d.upto for reader in said["readers"])
     assert export_status(d.catalogs[1]).state is CatalogState.UNCONFIRMED
 
     d.cluster.push = d.fast
@@ -149,6 +152,9 @@ def test_a_lost_catalog_is_restored_while_its_processes_still_run(deployment: De
     assert told(consumed) == told((d.folder / "followed").read_bytes())
     eventually(lambda: CHANGEFEEDS.get(d.catalogs[1], TENANT, "lake").state == "finished", d.cluster.logs)
     assert compare_lake(d.folder / "lake", repeated=True) > 10_000
+    verify = (sys.executable, "-m", "tistream.cli.main", "changefeed", "verify", "lake", "-c", "1", "-t", "1")
+    verified = subprocess.run([*verify, "--url", d.url], capture_output=True, text=True, timeout=300)
+    assert verified.returncode == 0, "all that is there twice is named by an event: " + verified.stdout
     assert compare_canal(expected, pull_all(d.url, d.upto, format="canal-json", **CANAL).splitlines()) > 12_000
     rows = pull_all(d.url, d.upto, format="ndjson")
     assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400

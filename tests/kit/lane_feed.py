@@ -66,18 +66,21 @@ def give_lanes(catalog: Catalog, worker: str) -> None:
 class Feed:
     """A changefeed with one lane over a log, and its workers, one after the other."""
 
-    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: ChangefeedSettings) -> None:
+    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: ChangefeedSettings | None) -> None:
+        """`wanted`: None if the catalog has the changefeed already."""
         self.catalog, self.clock = catalog, ManualClock(tso.physical_ms(tso.compose(SystemClock().unix_ms())))
         self.services = Services.create(catalog, log.store, self.clock)
         self.control = control_of(catalog, log.store, self.clock)
-        assert self.control.create(T, FEED, None, wanted, lanes=1, actor="")[0]
-        for name in ("a", "b"):
-            register_worker(catalog, name, "replicate", "")
+        if wanted is not None:
+            assert self.control.create(T, FEED, None, wanted, lanes=1, actor="")[0]
+        self.incarnations = {name: register_worker(catalog, name, "replicate", "") for name in ("a", "b")}
 
     def run(self, worker: str, number: int = 0) -> LaneRun:
         """The lane is this worker's, and the one before can no longer write."""
         give_lanes(self.catalog, worker)
-        job = next(job for job in lanes_of(self.catalog, worker, 1) if job.lane.number == number)
+        job = next(
+            job for job in lanes_of(self.catalog, worker, self.incarnations[worker]) if job.lane.number == number
+        )
         made = LaneRun(self.services, self.clock, job, self._open, letters_of_operators, random.Random(1))
         now_s = self.clock.monotonic()
         assert made.seen(job, now_s, now_s)

@@ -414,7 +414,8 @@ def _changefeed_text(event: EventRow) -> str:
             return f"{subject} failed: {detail.get('message')}"
         case "changefeed.repeats":
             between = f"above {detail.get('repeats_above')} up to {detail.get('repeats_upto')}"
-            return f"{subject}, lane {detail.get('lane')}, may write changes {between} a second time"
+            lane = f", lane {detail['lane']}," if "lane" in detail else ""
+            return f"{subject}{lane} may write changes {between} a second time"
     return f"{subject} {event.kind.split('.')[-1]}"
 
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import getpass
 import socket
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tistream import ts as tso
 from tistream.cli.options import DeploymentOptions
-from tistream.cli.output import OutputForm, OutputOption, show_facts, show_rows
+from tistream.cli.output import OutputForm, OutputOption, show_data, show_facts, show_rows
+from tistream.cli.terminal import clean
 from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tistream.exports.restore import Restored
     from tistream.objectstore.protocol import ObjectStore
 
 commands = typer.Typer(help="Restore the catalog from an export in the bucket.", no_args_is_help=True)
@@ -63,12 +68,15 @@ def exports(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> N
 
 
 @commands.command()
-def restore(at: DeploymentOptions, export: Export = "", older: Older = False) -> None:
+def restore(
+    at: DeploymentOptions, export: Export = "", older: Older = False, output: OutputOption = OutputForm.TABLE
+) -> None:
     """Restore the catalog into an empty database, from the newest export.
 
     It is the next generation of the catalog. The processes of the generation before end by themselves within seconds,
-    also where the old database still lives. Start the services with the address of the restored catalog; nothing is
-    deleted until `tistream catalog confirm`."""
+    also where the old database still lives. Each changefeed and consumer is named with where it continues, and what it
+    repeats. Start the services with the address of the restored catalog; nothing is deleted until `tistream catalog
+    confirm`."""
     from tistream.catalog.database.engine import Catalog
     from tistream.catalog.rows.audit import Deed
     from tistream.cli.recorded import record_done
@@ -88,16 +96,34 @@ def restore(at: DeploymentOptions, export: Export = "", older: Older = False) ->
             by=f"{getpass.getuser()}@{socket.gethostname()}",
             export=export,
             older=older,
-            say=print,
+            say=lambda line: print(line, file=sys.stdout if output is OutputForm.TABLE else sys.stderr, flush=True),
         )
         record_done(catalog, Deed(operation="tistream catalog restore", target=str(made.export)))
     finally:
         catalog.close()
-    print(
-        f"generation {made.generation} has {made.rows:,} rows of {made.export}, restored in {made.seconds:.1f} s.\n"
-        "Consumers repeat what they acknowledged since then, changefeeds what they wrote; readers with a cursor of "
-        "their own repeat nothing.\nStart the services, look that they work, then run: tistream catalog confirm"
-    )
+    if output is OutputForm.TABLE:
+        print("\n".join(_restored_lines(made)))
+    else:
+        show_data(_restored_facts(made), output)
+
+
+def _restored_lines(made: Restored) -> Iterator[str]:
+    yield f"generation {made.generation} has {made.rows:,} rows of {made.export}, restored in {made.seconds:.1f} s."
+    yield from (clean(reader.sentence) for reader in made.readers)
+    yield "Readers with a cursor of their own repeat nothing."
+    yield "Start the services, look that they work, then run: tistream catalog confirm"
+
+
+def _restored_facts(made: Restored) -> dict[str, Any]:
+    return {
+        "generation": made.generation,
+        "export": str(made.export),
+        "export_time": tso.to_text(tso.compose(made.snapshot_ms)),
+        "rows": made.rows,
+        "seeds_adopted": made.seeds,
+        "seconds": round(made.seconds, 1),
+        "readers": [reader.facts for reader in made.readers],
+    }
 
 
 @commands.command()

@@ -30,6 +30,7 @@ from tistream.clock import Clock
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound, StateForbids
 from tistream.exports.adoption import LISTED_AT_ONCE, adopt_seeds
 from tistream.exports.pieces import Manifest, Sealing, TablePieces, decode_rows
+from tistream.exports.readers import Continued, continued, record_repeats
 from tistream.ids import Tenant
 from tistream.objectstore.folders import folders
 from tistream.objectstore.generations import PAUSE_S, GenerationWatch, newest_generation, open_generation
@@ -60,6 +61,7 @@ class Restored:
     snapshot_ms: int
     rows: int
     seeds: int  #: that were registered since the export, and adopted
+    readers: tuple[Continued, ...]  #: changefeeds and consumers, with what they repeat
     seconds: float
 
 
@@ -96,13 +98,7 @@ def restore(
     key = _chosen(exports_of(store), export, older)
     manifest = Manifest.decode(sealing.unseal(store.get(str(key)), str(key)), str(key))
     say(f"export {key}: {manifest.rows:,} rows, made by TiStream {manifest.release}")
-    catalog.migrate(to=_known(manifest))
-    set_generation(catalog, generation, CatalogState.RESTORING)
-    for table in manifest.tables:
-        for rows in _pieces(store, sealing, manifest, table):
-            _fill(catalog, table.name, rows)
-        say(f"{table.name}: {table.rows:,} rows")
-    catalog.migrate(to=MIGRATIONS.newest)
+    _load(catalog, store, sealing, manifest, generation, say)
     _raise(catalog, store, clock)
     say("numbers are raised above those that were used")
     seeds = adopt_seeds(catalog, store, clock, say=say)
@@ -111,6 +107,8 @@ def restore(
         say(f"waiting {left_s:.0f} s, until no process of an earlier generation writes to a destination")
         clock.wait(threading.Event(), left_s)
     watch.look()
+    readers = tuple(continued(catalog))
+    record_repeats(catalog, readers, upto_ts=compose(clock.unix_ms()))
     with catalog.transaction() as conn:
         record_event(
             conn, EventKind.CATALOG_RESTORED, f"generation {generation}", actor=by, export=str(key), seeds=seeds
@@ -123,8 +121,22 @@ def restore(
         snapshot_ms=manifest.snapshot_ms,
         rows=manifest.rows,
         seeds=seeds,
+        readers=readers,
         seconds=seconds,
     )
+
+
+def _load(
+    catalog: Catalog, store: ObjectStore, sealing: Sealing, manifest: Manifest, generation: int, say: Say
+) -> None:
+    """All rows of the export, in the tables of this release."""
+    catalog.migrate(to=_known(manifest))
+    set_generation(catalog, generation, CatalogState.RESTORING)
+    for table in manifest.tables:
+        for rows in _pieces(store, sealing, manifest, table):
+            _fill(catalog, table.name, rows)
+        say(f"{table.name}: {table.rows:,} rows")
+    catalog.migrate(to=MIGRATIONS.newest)
 
 
 def _chosen(keys: Sequence[ExportKey], wanted: str, older: bool) -> ExportKey:
