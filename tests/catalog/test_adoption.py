@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 import zstandard
@@ -102,6 +103,20 @@ class TestSeeds:
         refused = [line for line in lost.said if "not adopted" in line]
         assert sorted(line.split(" not adopted, ")[1][:7] for line in refused) == ["TS-1020", "TS-1067"]
         assert any(str(damaged) in line for line in refused)
+
+    def test_one_that_the_lost_service_still_registers_is_adopted(
+        self, lost: Lost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = LogBuilder(lost.catalog, lost.store).activate()
+        lost.export()
+        wait = lost.clock.wait
+
+        def wait_and_seed(event: threading.Event, seconds: float) -> bool:
+            log.seed()  # by an API server that has not seen the new generation yet
+            return wait(event, seconds)
+
+        monkeypatch.setattr(lost.clock, "wait", wait_and_seed)
+        assert lost.restore().seeds == 1
 
     def test_one_that_retention_has_retired_stays_retired(self, lost: Lost) -> None:
         log = LogBuilder(lost.catalog, lost.store).activate().seed()

@@ -1,7 +1,7 @@
 """Restores the catalog from its newest export, as the next generation.
 
     generation object (create if absent) -> newest export -> tables of its revision -> release row, then all other rows
-    -> migrations since -> numbers raised -> seeds adopted -> PAUSE_S since the first step -> still the newest
+    -> migrations since -> numbers raised -> PAUSE_S since the first step -> seeds adopted -> still the newest
     generation -> unconfirmed
 
 The generation is opened before the exports are listed (`tistream.exports.exporter` says why), and its number is the
@@ -101,11 +101,11 @@ def restore(
     _load(catalog, store, sealing, manifest, generation, say)
     _raise(catalog, store, clock)
     say("numbers are raised above those that were used")
-    seeds = adopt_seeds(catalog, store, clock, say=say)
     left_s = began_s + PAUSE_S - clock.monotonic()
     if left_s > 0:
         say(f"waiting {left_s:.0f} s, until no process of an earlier generation writes to a destination")
         clock.wait(threading.Event(), left_s)
+    seeds = adopt_seeds(catalog, store, clock, say=say)  # the last API server that could register one has ended
     watch.look()
     readers = tuple(continued(catalog))
     record_repeats(catalog, readers, upto_ts=compose(clock.unix_ms()))
