@@ -89,7 +89,7 @@ NO_JSON = {
     ),
     **dict.fromkeys(("demo", "chaos", "sim"), "a run that is watched"),
     **dict.fromkeys(
-        ("compile", "seed", "login", "changefeed remove", "consumer remove", "catalog restore", "catalog confirm"),
+        ("compile", "seed", "login", "changefeed remove", "consumer remove", "catalog confirm"),
         "it does something, and says that it is done",
     ),
     **dict.fromkeys(("pull", "snapshot"), "rows; NDJSON is a --format of them"),
