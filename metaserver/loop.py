@@ -9,7 +9,8 @@ exports.
     retention thread     every ten minutes, while leader: raise floors, retire the log below
     maintenance thread   every 30 s, while leader: record jobs for executors
     audit thread         once a day, while leader: compare catalog and bucket
-    export thread        as often as the settings say, while leader: export the catalog into the bucket
+    export thread        as often as the settings say, and when asked to, while leader: export the catalog into the
+                         bucket
 
 The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
 leader acts, and every assignment carries the leader's epoch and the item's epoch that it saw: a leader that was
@@ -49,7 +50,7 @@ from tistream.catalog.rows.reports import WorkerReport
 from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerState
 from tistream.catalog.tenancy.audit_log import prune_audit_log
 from tistream.catalog.tenancy.tenants import every_tenant
-from tistream.catalog.work.exports import switch_exports_off
+from tistream.catalog.work.exports import export_status, switch_exports_off
 from tistream.catalog.work.features import EXPORTS, FEATURES, Feature, switch_on, switched_on
 from tistream.catalog.work.jobs import prune_jobs
 from tistream.catalog.work.leader import acquire_leadership, note_silence, renew_leadership, report_as_leader
@@ -59,7 +60,7 @@ from tistream.catalog.work.workers import list_workers, pulses
 from tistream.clock import Clock, Due
 from tistream.errors import Fenced
 from tistream.exports.exporter import Exporter
-from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS, WAITING_BYTES_MAX
 from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Repeating, ServiceGroup
@@ -107,6 +108,7 @@ class MetaOptions:
     reshape: ReshapeSettings | None = None  #: None = tasks are not split or merged
     exporter: Exporter | None = None  #: None = the catalog is not exported, and deletions do not wait for that
     export_interval_s: float = 300.0
+    waiting_bytes_max: int = WAITING_BYTES_MAX  #: more bytes that only wait for an export begin one at once
     service_token_hours: float = 24
     audit_retention_s: int = 0  #: of the audit log; 0 = for ever
     features: Sequence[Feature] = FEATURES
@@ -150,7 +152,7 @@ class MetaWorker:
             )
         self._auditor = Auditor(catalog, store, clock, name=name)
         self._exporter, self._exporting = options.exporter, Contained(catalog, clock, name, "export")
-        self._export_due = Due(options.export_interval_s)
+        self._export_due, self._waiting_bytes_max = Due(options.export_interval_s), options.waiting_bytes_max
         self._epoch: int | None = None
         self._detector, self._has_led = FailureDetector(), False
         self._silent = dict[str, int]()  # worker without heartbeats -> incarnation
@@ -287,21 +289,27 @@ class MetaWorker:
             self._maintenance.step(self._epoch)
 
     def export(self) -> None:
-        """Export the catalog, when it is due, once no process lives that deletes without waiting for it."""
+        """Export the catalog, when it is due, asked for, or many bytes wait for it, once no process lives that deletes
+        without waiting for it."""
         now_s, epoch, exporter = self._clock.monotonic(), self._epoch, self._exporter
-        if epoch is None or not self._export_due.is_due(now_s):
+        if epoch is None:
             return
         if exporter is None:
-            switch_exports_off(self._catalog)
-        elif EXPORTS.name in switched_on(self._catalog):
+            if self._export_due.take(now_s):
+                switch_exports_off(self._catalog)
+            return
+        if not (self._export_due.is_due(now_s) or self._is_export_wanted()):
+            return
+        if EXPORTS.name in switched_on(self._catalog):
             self._exporting.load()
             exported = self._exporting.run("catalog", lambda: exporter.step(epoch))
             self._exporting.sync()
-            if not exported:
-                return
-        else:
-            return
-        self._export_due.restart(now_s)
+            if exported:
+                self._export_due.restart(now_s)
+
+    def _is_export_wanted(self) -> bool:
+        status = export_status(self._catalog)
+        return status.is_wanted or status.waiting_bytes > self._waiting_bytes_max
 
     def audit(self) -> None:
         """Compare catalog and bucket, when it is due. Reads only."""

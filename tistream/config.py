@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tistream.errors import ConfigError
-from tistream.limits import CLOCK_SKEW_MAX_MS, LEADER_LEASE_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, LEADER_LEASE_MS, WAITING_BYTES_MAX
 
 ENV_PREFIX = "TISTREAM_"
 
@@ -56,7 +56,14 @@ class ExportsSettings(_Section):
     interval_s: float = Field(0, ge=0, description="how often the catalog is exported, 300 is a good value; 0 = never")
     keep: int = Field(12, ge=1, le=10_000, description="exports to keep")
     key_file: str = Field(
-        "", description="file with 64 hexadecimal digits, the key that exports are sealed with; empty = not sealed"
+        "",
+        description="file with 64 hexadecimal digits, the key that exports and journal are sealed with, the same for "
+        "meta and API servers; empty = not sealed",
+    )
+    waiting_bytes_max: int = Field(
+        WAITING_BYTES_MAX,
+        ge=1 << 20,
+        description="when replaced objects of more bytes only wait for an export, one is made at once",
     )
 
 

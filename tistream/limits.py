@@ -57,6 +57,7 @@ LEASE_MS = 10_000  # a worker without a heartbeat for this long may be replaced
 LEADER_LEASE_MS = 5_000  # shorter: a leader may die just before it replaces a worker
 HEARTBEAT_MS = 2_000
 RATE_WINDOW_S = 10.0  # of the averages that heartbeats report
+WAITING_BYTES_MAX = 64 << 30  # replaced objects that only wait for an export: more begin one (a default)
 CLOCK_SKEW_MAX_MS = 60_000  # timestamps of pushers this far ahead of the catalog's clock count; later ones wait
 LANE_LEASE_MS = 6_000  # how long the owner of a changefeed's lane may write after it last read its lanes
 JOB_LEASE_MS = 30_000  # a maintenance job whose executor has not renewed its lease for this long may be taken over

@@ -328,6 +328,7 @@ def _operators_routes(
             kind=new.kind,
             keyspace=_keyspace(new),
             user_keys=_user_keys(new),
+            actor=who.key_id,
         )
         key = _push_key(catalog, row.tenant, who)
         note_target(request, tenant=row.tenant, **({"key_id": parse_key(key).key_id} if key else {}))

@@ -216,7 +216,7 @@ def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
 def revoke_own(services: Services, request: Request, who: Principal, key_id: str) -> dict[str, Any]:
     """Revoke a key that `who` may change. Safe to repeat."""
     note_target(request, tenant=own_key(services, who, key_id).tenant)
-    keys.revoke_key(services.catalog, key_id)
+    keys.revoke_key(services.catalog, key_id, actor=who.key_id)
     _forget(request)
     return shown(keys.get_key(services.catalog, key_id))
 

@@ -43,21 +43,22 @@ def catalog(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-def empty(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
-    """A catalog in an empty database."""
-    if backend == "mariadb":
-        url = new_database(request.getfixturevalue("server"), f"restored_{next(_number)}")
-    else:
-        url = f"sqlite:///{tmp_path / 'restored.db'}"
-    catalog = Catalog(url)
-    yield catalog
-    catalog.close()
-
-
-@pytest.fixture
 def low(catalog: Catalog) -> int:
     """The first task of tenant T, which has three."""
     return activate(catalog)[0]
+
+
+@pytest.fixture
+def empty(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog in an empty database: one without tables, or of MariaDB with those that a migration leaves."""
+    if backend == "mariadb":
+        catalog = request.getfixturevalue("to_restore").empty()
+        catalog.generation = None
+        yield catalog
+        return
+    catalog = Catalog(f"sqlite:///{tmp_path / 'restored.db'}")
+    yield catalog
+    catalog.close()
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,13 @@ def migrated(server: str) -> Iterator[Emptied]:
     of_migrations.migrate()
     of_migrations.close()
     emptied = Emptied(urls.services)
+    yield emptied
+    emptied.catalog.close()
+
+
+@pytest.fixture(scope="session")
+def to_restore(server: str) -> Iterator[Emptied]:
+    emptied = Emptied(new_database(server, "to_restore"))
     yield emptied
     emptied.catalog.close()
 

@@ -20,7 +20,7 @@ from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
 from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.tenants import GIVEN_UP, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
-from tistream.catalog.work.deletion import delete_tenant, replace_tenant
+from tistream.catalog.work.deletion import delete_tenant, repeat_deletion, replace_tenant
 from tistream.catalog.work.lanes import lane_places
 from tistream.catalog.work.move import move_task
 from tistream.catalog.work.reshape import request_merge, split_task
@@ -170,6 +170,8 @@ def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, acto
     """Delete a tenant for good. A repeat changes nothing."""
     row = look_up_tenant(sources.catalog, tenant)
     if row.state in GIVEN_UP:
+        if not dry_run:
+            repeat_deletion(sources.catalog, tenant, actor=actor)
         over = row.state is TenantState.DELETED
         words = f"Tenant {tenant} {'was deleted' if over else 'is being deleted'} already: there is nothing to do."
         return outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
@@ -197,6 +199,8 @@ def replace(sources: Sources, tenant: Tenant, by: Tenant, *, dry_run: bool, acto
         successor = Successor.of_reason(row.reason)
         if successor is None or successor.tenant != by:
             raise StateForbids(f"Tenant {tenant} was deleted, and not replaced by {by}.", state=row.state)
+        if not dry_run:
+            repeat_deletion(sources.catalog, tenant, actor=actor)
         words = f"Tenant {tenant} is replaced by {by} already: there is nothing to do."
         return outcome("replace", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
     would = delete(sources, tenant, reason="", dry_run=True, actor=actor)

@@ -270,6 +270,8 @@ def _api(
     from reading.served.services import Process, Services
     from tistream.admin.problems import ReportedProblems
 
+    _keep_journal(parts)
+
     def problems() -> list[Problem]:
         return [problem for service in (*services, *parts.own_services) for problem in service.problems()]
 
@@ -379,6 +381,15 @@ def push_issuer(settings: Settings) -> CredentialIssuer | None:
     return CredentialIssuer(terms, duration_s=push.duration_s, endpoint=push.sts_endpoint or None, region=place.region)
 
 
+def _keep_journal(parts: Parts) -> None:
+    """Put into the bucket what a restore must not lose, as long as the catalog is exported."""
+    from tistream.exports.journal import Journal
+    from tistream.exports.pieces import Sealing
+
+    sealing = Sealing.of_file(parts.settings.exports.key_file)
+    parts.catalog.journal = Journal(parts.catalog, parts.store, parts.watch, sealing)
+
+
 def _exporter(parts: Parts) -> Exporter | None:
     from tistream.exports.exporter import Exporter
     from tistream.exports.pieces import Sealing
@@ -395,6 +406,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
     from metaserver.loop import MetaOptions, MetaWorker
     from metaserver.reshape import ReshapeSettings
 
+    _keep_journal(parts)
     settings, announced = parts.settings.meta, parts.settings.notifications
     floor_s = max(announced.floor_s, LONGEST_PAUSE_S)
     reshape = ReshapeSettings(
@@ -420,6 +432,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         maintenance_interval_s=parts.settings.maintenance.interval_s,
         exporter=_exporter(parts),
         export_interval_s=parts.settings.exports.interval_s,
+        waiting_bytes_max=parts.settings.exports.waiting_bytes_max,
         activation_pause_max_s=floor_s if announced.sqs_queue_url or announced.webhook_token else LONGEST_PAUSE_S,
     )
     return MetaWorker(parts.catalog, parts.store, parts.clock, name, options)

@@ -33,7 +33,7 @@ Older = Annotated[
 
 @commands.command()
 def status(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> None:
-    """Show the generation of the catalog, and its newest verified export."""
+    """Show the generation of the catalog, its newest verified export, and the bytes that wait for the next one."""
     from tistream.catalog.database.engine import Catalog
     from tistream.catalog.work.exports import export_status
 
@@ -44,6 +44,7 @@ def status(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> No
         catalog.close()
     newest = there.newest
     facts = {"generation": there.generation, "state": str(there.state), "exports": "on" if there.is_on else "off"}
+    facts |= {"wanted": there.is_wanted, "waiting_bytes": there.waiting_bytes}
     if newest is not None:
         facts |= {
             "newest": newest.object_key,

@@ -19,6 +19,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.generation import CatalogState
 from tistream.catalog.work.exports import begin_export, export_status, forget_exports, verify_export
 from tistream.errors import CorruptObject, ObjectNotFound, invariant
+from tistream.exports.journal import prune
 from tistream.exports.pieces import Manifest, Piece, Sealing, TablePieces, cut, encode_rows
 from tistream.objectstore.generations import GenerationWatch
 from tistream.objectstore.layout import ExportKey, ExportPieceKey, exports_prefix, parse
@@ -53,7 +54,7 @@ class Exporter:
         self._watch.require()
         if leader_epoch != self._leader_epoch:
             self._leader_epoch, self._kept = leader_epoch, {}
-        number = begin_export(self._catalog, leader_epoch=leader_epoch)
+        number = begin_export(self._catalog, leader_epoch=leader_epoch, key_name=self._sealing.name)
         with snapshot(self._catalog) as state:
             manifest = self._write(state, number)
         key = ExportKey(generation=manifest.generation, leader_epoch=leader_epoch, export_no=number)
@@ -110,9 +111,11 @@ class Exporter:
             raise CorruptObject("a piece of an export is not as it was written", key=key)
 
     def _prune(self, newest: ExportKey) -> None:
-        """Delete all but the newest exports, and the pieces that none of the rest names."""
+        """Delete all but the newest exports, the pieces that none of the rest names, and the entries of the journal
+        that all of them have."""
         manifests = list(self._manifests())
         kept, dropped = manifests[-self._keep :], manifests[: -self._keep]
+        prune(self._store, kept[0])
         for key in dropped:
             self._store.delete(str(key))
             if (key.generation, key.leader_epoch) == (newest.generation, newest.leader_epoch):

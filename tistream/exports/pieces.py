@@ -60,6 +60,11 @@ class Sealing:
     def is_on(self) -> bool:
         return self._key is not None
 
+    @property
+    def name(self) -> str:
+        """Tells one key from another, and nothing else about them; empty without a key."""
+        return "" if self._key is None else hmac.new(self._key, b"the name of this key", "sha256").hexdigest()[:16]
+
     def digest(self, data: bytes) -> str:
         """What a piece with these bytes is named."""
         return sha256(data).hexdigest() if self._key is None else hmac.new(self._key, data, "sha256").hexdigest()
@@ -77,7 +82,9 @@ class Sealing:
         """What was sealed. ConfigError without the key, CorruptObject when the bytes or the key are not those."""
         if not stored.startswith(_SEALED):
             if self._key is not None:
-                raise CorruptObject("an object of the export is not sealed, and exports.key_file is set", place=place)
+                raise CorruptObject(
+                    "an object of the export or the journal is not sealed, and exports.key_file is set", place=place
+                )
             return stored
         if self._key is None:
             raise ConfigError("The export is sealed: set exports.key_file to the key with which it was made.")
@@ -88,7 +95,9 @@ class Sealing:
         try:
             return AESGCM(self._key).decrypt(stored[len(_SEALED) : at], stored[at:], place.encode("ascii"))
         except InvalidTag as e:
-            raise CorruptObject("an object of the export was changed, or sealed with another key", place=place) from e
+            raise CorruptObject(
+                "an object of the export or the journal was changed, or sealed with another key", place=place
+            ) from e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Restores the catalog from its newest export, as the next generation.
 
     generation object (create if absent) -> newest export -> tables of its revision -> release row, then all other rows
-    -> migrations since -> numbers raised -> PAUSE_S since the first step -> seeds adopted -> still the newest
-    generation -> unconfirmed
+    -> migrations since -> journal since the export -> numbers raised -> PAUSE_S since the first step -> seeds adopted
+    -> still the newest generation -> unconfirmed
 
-The generation is opened before the exports are listed (`tistream.exports.exporter` says why), and its number is the
-first thing written to the database. A restore that dies leaves a catalog that no service starts on; it is repeated into
-an empty database, and opens a further generation.
+The generation is opened before exports and journal are listed (`tistream.exports.exporter` says why), and its number is
+the first thing written to the database. A restore that dies leaves a catalog that no service starts on; it is repeated
+into an empty database, and opens a further generation.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFoun
 from tistream.exports.adoption import LISTED_AT_ONCE, adopt_seeds
 from tistream.exports.pieces import Manifest, Sealing, TablePieces, decode_rows
 from tistream.exports.readers import Continued, continued, record_repeats
+from tistream.exports.replay import replay
 from tistream.ids import Tenant
 from tistream.objectstore.folders import folders
 from tistream.objectstore.generations import PAUSE_S, GenerationWatch, newest_generation, open_generation
@@ -137,6 +138,7 @@ def _load(
             _fill(catalog, table.name, rows)
         say(f"{table.name}: {table.rows:,} rows")
     catalog.migrate(to=MIGRATIONS.newest)
+    say(replay(catalog, store, sealing, manifest))
 
 
 def _chosen(keys: Sequence[ExportKey], wanted: str, older: bool) -> ExportKey:

@@ -12,6 +12,7 @@
     exports/manifests/{generation:06d}-{leader_epoch:06d}-{export:012d}.json
     exports/pieces/{generation:06d}-{leader_epoch:06d}/{digest}.piece
     generations/{generation:06d}.json
+    journal/{generation:06d}/{exports_begun:012d}/{ms:013d}-{name}.json
     doctor/{name}/{n}
 
 Numbers are zero padded, so keys of one folder sort in write order. A dense `seq` makes a missing file visible and lets
@@ -44,6 +45,7 @@ _BASE = re.compile(rf"bases/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P
 _EXPORT = re.compile(r"exports/manifests/(?P<g>\d{6,})-(?P<e>\d{6,})-(?P<n>\d{12,})\.json")
 _EXPORT_PIECE = re.compile(r"exports/pieces/(?P<g>\d{6,})-(?P<e>\d{6,})/(?P<d>[0-9a-f]{64})\.piece")
 _GENERATION = re.compile(r"generations/(?P<g>\d{6,})\.json")
+_JOURNAL = re.compile(r"journal/(?P<g>\d{6,})/(?P<n>\d{12,})/(?P<ms>\d{13,})-(?P<x>[0-9a-f]{16})\.json")
 
 
 def _scope(tenant: Tenant) -> str:
@@ -127,6 +129,11 @@ def export_pieces_prefix(generation: int, leader_epoch: int) -> str:
 def generations_prefix() -> str:
     """Folder of the catalog's generations."""
     return "generations/"
+
+
+def journal_prefix() -> str:
+    """Folder of the catalog's journal, older exports first."""
+    return "journal/"
 
 
 def schemas_prefix(tenant: Tenant) -> str:
@@ -271,6 +278,19 @@ class GenerationKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JournalKey:
+    """A deed that a restore must not lose. It is in every export of a number above `exports_begun`."""
+
+    generation: int
+    exports_begun: int
+    ms: int  #: Unix milliseconds by the database's clock
+    name: str  #: 16 hexadecimal digits, by chance
+
+    def __str__(self) -> str:
+        return f"{journal_prefix()}{self.generation:06d}/{self.exports_begun:012d}/{self.ms:013d}-{self.name}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeKey:
     """Something put to see whether it may be put. Nothing follows from its being there."""
 
@@ -292,7 +312,7 @@ def foreign_probe(tenant: Tenant, name: str) -> ProbeKey:
 TenantKey = (
     SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey | ProbeKey
 )
-AnyKey = TenantKey | ExportKey | ExportPieceKey | GenerationKey
+AnyKey = TenantKey | ExportKey | ExportPieceKey | GenerationKey | JournalKey
 
 
 def build_of(key: CompactedKey | BaseKey) -> int | None:
@@ -349,4 +369,6 @@ def _parse_of_catalog(key: str) -> AnyKey | None:
         return ExportPieceKey(generation=int(m["g"]), leader_epoch=int(m["e"]), digest=m["d"])
     if m := _GENERATION.fullmatch(key):
         return GenerationKey(generation=int(m["g"]))
+    if m := _JOURNAL.fullmatch(key):
+        return JournalKey(generation=int(m["g"]), exports_begun=int(m["n"]), ms=int(m["ms"]), name=m["x"])
     return None

@@ -32,6 +32,7 @@ KINDS = {
     "bases": "base",
     "exports": "export",
     "generations": "generation",
+    "journal": "journal",
 }
 OTHER = "other"
 

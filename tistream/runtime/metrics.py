@@ -232,6 +232,7 @@ COLLECTED = _collected(
     ("tistream_owner_epoch", "Number of elections of a meta server", ()),
     ("tistream_catalog_up", "Whether the catalog answered the last query", ()),
     ("tistream_catalog_export_age_seconds", "Age of the newest export that the catalog can be restored from", ()),
+    ("tistream_catalog_waiting_bytes", "Replaced objects that may be deleted once the catalog is exported", ()),
     ("tistream_catalog_unconfirmed", "Whether a restored catalog waits for an operator, and deletes nothing", ()),
     ("tistream_problems", "Present problems of this process, by error code", ("code", "fatal")),
     ("tistream_lease_age_seconds", "Time since this process last renewed its lease", ()),

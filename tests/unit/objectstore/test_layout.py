@@ -11,6 +11,7 @@ from tistream.objectstore.layout import (
     BatchKey,
     CommittedKey,
     CompactedKey,
+    JournalKey,
     SchemasKey,
     SchemaSnapKey,
     SeedKey,
@@ -38,6 +39,10 @@ KEYS: list[tuple[AnyKey, str]] = [
     (
         CompactedKey(tenant=T, job="job-1", range_id=2, lo_ts=3, hi_ts=4),
         "compacted/cluster-12/tenant-3/job-1/00002-00000000000000000003-00000000000000000004.parquet",
+    ),
+    (
+        JournalKey(generation=2, exports_begun=41, ms=1_790_000_000_123, name="00ff00ff00ff00ff"),
+        "journal/000002/000000000041/1790000000123-00ff00ff00ff00ff.json",
     ),
     (
         BatchKey(tenant=Tenant(0, 0), store_id=0, incarnation=1_000_000, seq=10**12),

@@ -66,8 +66,8 @@ def put_rows(conn: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) 
 
     The row of `catalog_release` keeps what the restore has written: of the exported one it takes the numbers."""
     if table is catalog_release:
-        numbers = {name: rows[0][name] for name in ("migrated_by", "min_release", "exports_begun", "exports_on")}
-        conn.execute(table.update().values(numbers))
+        kept = ("migrated_by", "min_release", "exports_begun", "exports_on", "exports_key")
+        conn.execute(table.update().values({name: rows[0][name] for name in kept}))
         return
     if table.name in _INSERTED_BY_MIGRATIONS:
         conn.execute(table.delete())

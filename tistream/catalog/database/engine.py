@@ -31,6 +31,7 @@ from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import exporting_engine, migrating_engine, mysql_engine
 from tistream.catalog.database.revisions import MIGRATIONS, Migration, Migrations, revision_of
 from tistream.catalog.database.server_settings import refuse_galera, server_settings
+from tistream.catalog.rows.journal import JournalEntry
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 from tistream.release import THIS_RELEASE, Release
 
@@ -64,6 +65,7 @@ class Catalog:
 
     release = THIS_RELEASE  #: of the process, as the catalog knows it
     generation: int | None = None  #: of the catalog that the process has opened; None before `migrate`
+    journal: Callable[[JournalEntry], None] | None = None  #: takes what `journaled` has committed
 
     def __init__(self, url: str, *, release: Release = THIS_RELEASE, migrations: Migrations = MIGRATIONS) -> None:
         """`release` and `migrations`: what a process of another release brings, for tests."""

@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     FEATURE_ON = "feature.on"  #: what older releases cannot read is written from now on; see `features`
     CATALOG_RESTORED = "catalog.restored"  #: by an operator, from an export
     CATALOG_CONFIRMED = "catalog.confirmed"  #: by an operator: a restored catalog may delete
+    CATALOG_UNJOURNALED = "catalog.unjournaled"  #: a deed is not in the journal; an export was asked for instead
     WORKER_REGISTERED = "worker.registered"
     WORKER_DRAINING = "worker.draining"
     WORKER_RETURNED = "worker.returned"

@@ -14,6 +14,7 @@ catalog_release = Table(
     with_default("generation", "1"),
     Column("state", Word, nullable=False, server_default="ready"),
     *(with_default(name, "0") for name in ("exports_begun", "exports_verified", "exports_on")),
+    Column("exports_key", Word, nullable=False, server_default=""),
 )
 catalog_exports = Table(
     "catalog_exports",

@@ -172,6 +172,7 @@ objects = Table(
     *_uints("bytes", "changed_ms"),
     *(_with_default(name, "0") for name in ("replacement_no", "decided_no")),
     Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
+    Index("objects_by_decision", "state", "decided_no", "bytes"),
 )
 
 segments = Table(

@@ -19,8 +19,10 @@ from sqlalchemy import Connection, bindparam, case, func, or_, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.journaled import Journaled, journaled
 from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import api_keys, next_numbers, of_asked_tenant, tenant_ids
+from tistream.catalog.rows.journal import EntryKind
 from tistream.errors import Fenced, NotFound, invariant
 from tistream.ids import Tenant
 
@@ -71,6 +73,7 @@ class KeyRow:
 _k = api_keys.c
 _READ = select(api_keys, now_ms().label("read_ms"))
 _ONE = _READ.where(_k.key_id == bindparam("asked_key"))
+_ROWS = select(api_keys).where(_k.key_id.in_(bindparam("asked_keys", expanding=True))).order_by(_k.key_id)
 _ALL = _READ.order_by(_k.created_ms, _k.key_id)
 _OF_TENANT = _ALL.where(of_asked_tenant(api_keys))
 _LIVING = (_k.revoked_ms == 0, or_(_k.expires_ms == 0, _k.expires_ms > now_ms()))
@@ -99,18 +102,20 @@ _REPLACE = (
 
 def create_key(catalog: Catalog, new: NewKey) -> KeyRow:
     """Create a key. It ends with the key that made it, if not before."""
-    with catalog.transaction() as conn:
-        _insert(conn, new, _maker_ends_ms(conn, new.created_by))
-        return _one(conn, new.key_id)
+    with journaled(catalog, EntryKind.KEY, new.created_by) as deed:
+        _insert(deed.conn, new, _maker_ends_ms(deed.conn, new.created_by))
+        _note(deed, new.key_id)
+        return _one(deed.conn, new.key_id)
 
 
 def create_first_key(catalog: Catalog, new: NewKey) -> bool:
     """Create the first key of this catalog. False when it has, or had, any. Of racing callers one wins."""
-    with catalog.transaction() as conn:
-        next_numbers(conn, "first key", 1)  # locks the row: a second caller counts the first one's key
-        if conn.execute(_COUNT).scalar_one():
+    with journaled(catalog, EntryKind.KEY) as deed:
+        next_numbers(deed.conn, "first key", 1)  # locks the row: a second caller counts the first one's key
+        if deed.conn.execute(_COUNT).scalar_one():
             return False
-        _insert(conn, new)
+        _insert(deed.conn, new)
+        _note(deed, new.key_id)
         return True
 
 
@@ -127,12 +132,14 @@ def list_keys(catalog: Catalog, tenant: Tenant | None = None) -> list[KeyRow]:
         return [key_row(row) for row in rows]
 
 
-def revoke_key(catalog: Catalog, key_id: str) -> bool:
-    """Revoke a key. False when it was revoked before; NotFound when it does not exist."""
-    with catalog.transaction() as conn:
-        if conn.execute(_REVOKE, {"asked_key": key_id}).rowcount == 1:
+def revoke_key(catalog: Catalog, key_id: str, *, actor: str = "") -> bool:
+    """Revoke a key. False when it was revoked before; NotFound when it does not exist. A repeat puts it into the
+    journal once more: the process that did it may have died before it could."""
+    with journaled(catalog, EntryKind.REVOCATION, actor) as deed:
+        _note(deed, key_id)
+        if deed.conn.execute(_REVOKE, {"asked_key": key_id}).rowcount == 1:
             return True
-        _one(conn, key_id)
+        _one(deed.conn, key_id)
         return False
 
 
@@ -147,7 +154,8 @@ def rotate_key(
     """Create a successor with the same name, role, tenant, tables and lifetime; the old key stays valid for at
     most `overlap_ms`, the successor until the key that makes it ends. Fenced when the old key already has a successor
     or is not valid. Of racing callers one wins."""
-    with catalog.transaction() as conn:
+    with journaled(catalog, EntryKind.KEY, created_by) as deed:
+        conn = deed.conn
         old, maker_ends_ms = _one(conn, key_id), _maker_ends_ms(conn, created_by)  # before it may be the one replaced
         parameters = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
         if conn.execute(_REPLACE, parameters).rowcount != 1:
@@ -167,6 +175,7 @@ def rotate_key(
             ),
             maker_ends_ms,
         )
+        _note(deed, key_id, new_id)
         return _one(conn, new_id)
 
 
@@ -184,6 +193,10 @@ def key_row(row: Any) -> KeyRow:
         tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
         tables=None if row.tables is None else tuple(json.loads(row.tables)),
     )
+
+
+def _note(deed: Journaled, *key_ids: str) -> None:
+    deed.note(api_keys, _ROWS, {"asked_keys": list(key_ids)})
 
 
 def _one(conn: Connection, key_id: str) -> KeyRow:

@@ -22,6 +22,7 @@ from tistream import ts as tso
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.journaled import Journaled, journaled
 from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
     ensure_row,
@@ -35,6 +36,7 @@ from tistream.catalog.database.tables import (
     tenant_of,
     tenants,
 )
+from tistream.catalog.rows.journal import EntryKind
 from tistream.catalog.rows.kinds import Keyspace, TenantKind, stored_range
 from tistream.catalog.rows.tenants import NewTask, Successor, TaskKind, TenantRow, TenantState
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
@@ -48,6 +50,7 @@ GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: no data is accepted o
 
 _EVENT_OF = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
 _ONE = select(tenants).where(of_asked_tenant(tenants))
+_TASKS = select(tasks).where(of_asked_tenant(tasks)).order_by(tasks.c.task_id)
 _ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
 _IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
 _NOT_DELETED = _ALL.where(tenants.c.state != TenantState.DELETED)
@@ -70,6 +73,7 @@ def register_tenant(
     kind: TenantKind = TenantKind.TIDB,
     keyspace: Keyspace = _NO_KEYSPACE,
     user_keys: KeyRange = _EVERYTHING,
+    actor: str = "",
 ) -> TenantRow:
     """Register the tenant; idempotent, returns the existing row. A raw or txn tenant is a keyspace, or a range of its
     user keys, and is active at once if the id of the keyspace is known. StateForbids when the tenant is deleted, or was
@@ -78,7 +82,9 @@ def register_tenant(
         if not 0 <= value <= INT_MAX:
             raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
     keys = _keys_of(kind, keyspace, user_keys)
-    with catalog.transaction() as conn:
+    with journaled(catalog, EntryKind.TENANT, actor) as deed:
+        conn = deed.conn
+        note_tenant(deed, tenant)
         # Two racing callers may both record the event.
         is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None
         ensure_row(
@@ -117,7 +123,8 @@ def begin_tenant(
     """First contact of a tenant's pusher, which knows PD's id of the cluster. That of a raw or txn tenant knows the id
     of the keyspace, too, and for a recording where the log begins. Idempotent; once a pusher has an incarnation the
     start stays as it is. InvalidInput when the tenant has another keyspace, or none because it is one of TiDB."""
-    with catalog.transaction() as conn:
+    with journaled(catalog, EntryKind.TENANT) as deed:
+        conn = deed.conn
         lock_tenant(conn, tenant)
         row, begins = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one()), False
         if not row.kind.is_keyspace:
@@ -141,9 +148,12 @@ def begin_tenant(
             conn.execute(tasks.update().where(of_tenant(tasks, tenant)).values(**moved))
         if upstream_id is not None:
             conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(upstream_id=upstream_id))
+        begun = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if begun != row:
+            note_tenant(deed, tenant)
         if begins:
             _record_activated(conn, tenant, start_ts, 1)
-        return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        return begun
 
 
 def _keys_of(kind: TenantKind, keyspace: Keyspace, user_keys: KeyRange) -> KeyRange:
@@ -247,11 +257,18 @@ def every_tenant(catalog: Catalog) -> list[TenantRow]:
 
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
     """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot."""
-    with catalog.transaction() as conn:
-        if not _activate(conn, tenant, start_ts, new_tasks):
+    with journaled(catalog, EntryKind.TENANT) as deed:
+        if not _activate(deed.conn, tenant, start_ts, new_tasks):
             return False
-        _record_activated(conn, tenant, start_ts, len(new_tasks))
+        note_tenant(deed, tenant)
+        _record_activated(deed.conn, tenant, start_ts, len(new_tasks))
         return True
+
+
+def note_tenant(deed: Journaled, tenant: Tenant) -> None:
+    """Note the tenant's row and its tasks for the journal."""
+    deed.note(tenants, _ONE, tenant_ids(tenant))
+    deed.note(tasks, _TASKS, tenant_ids(tenant))
 
 
 def _record_activated(conn: Connection, tenant: Tenant, start_ts: int, task_count: int) -> None:

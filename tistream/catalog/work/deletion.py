@@ -31,6 +31,7 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.decisions import begun_no, is_deletable
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.journaled import Journaled, journaled
 from tistream.catalog.database.tables import (
     allowed_targets,
     base_segments,
@@ -59,6 +60,7 @@ from tistream.catalog.database.tables import (
     tenants,
 )
 from tistream.catalog.log.objects import ObjectState
+from tistream.catalog.rows.journal import EntryKind
 from tistream.catalog.rows.kinds import TenantKind
 from tistream.catalog.rows.tenants import Successor, TenantState
 from tistream.catalog.tenancy import destinations
@@ -89,6 +91,7 @@ _UNDISPATCH = (
 )
 _READERS = (changefeeds, lanes, consumers, consumer_partitions, consumer_members, allowed_targets)
 _DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (*_READERS, safe_points, quarantines)]
+_ROW = select(tenants).where(of_asked_tenant(tenants))
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
 _WHAT = select(tenants.c.kind, tenants.c.upstream_id).where(of_asked_tenant(tenants))
@@ -128,8 +131,15 @@ def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason
     """Delete the tenant for good. False when its state is no longer the one that the caller saw."""
     if seen in GIVEN_UP:
         raise StateForbids(f"Tenant {tenant} is already deleted.", state=seen)
-    with catalog.transaction() as conn:
-        return _delete(conn, tenant, seen, reason, actor)
+    with journaled(catalog, EntryKind.DELETION, actor) as deed:
+        return _delete(deed, tenant, seen, reason, actor)
+
+
+def repeat_deletion(catalog: Catalog, tenant: Tenant, *, actor: str = "") -> None:
+    """Nothing, but that a deletion whose answer was lost is in the journal."""
+    with journaled(catalog, EntryKind.DELETION, actor) as deed:
+        if deed.conn.execute(_STATE, tenant_ids(tenant)).scalar() in GIVEN_UP:
+            deed.note(tenants, _ROW, tenant_ids(tenant))
 
 
 def replace_tenant(catalog: Catalog, tenant: Tenant, by: Tenant, *, seen: TenantState, actor: str = "") -> bool:
@@ -137,14 +147,22 @@ def replace_tenant(catalog: Catalog, tenant: Tenant, by: Tenant, *, seen: Tenant
     the one that the caller saw; StateForbids while readers could not begin anew, NotFound, TenantDeleted."""
     if seen in GIVEN_UP:
         raise StateForbids(f"Tenant {tenant} is already deleted.", state=seen)
-    with catalog.transaction() as conn:
+    with journaled(catalog, EntryKind.DELETION, actor) as deed:
+        conn = deed.conn
         conn.execute(_LOCK, tenant_ids(tenant)).all()
         start_ts, floor_ts = lock_tenant(conn, by)
         conn.execute(_TASKS, tenant_ids(tenant)).all()  # none of them advances from here on
         served_ts = int(conn.execute(edge_of_asked_tenant(), tenant_ids(tenant)).scalar() or 0)
         _refuse_successor(conn, tenant, by, served_ts, start_ts, floor_ts)
         reason = Successor(tenant=by, start_ts=start_ts, after_ts=served_ts).reason
-        return _delete(conn, tenant, seen, reason, actor)
+        return _delete(deed, tenant, seen, reason, actor)
+
+
+def _delete(deed: Journaled, tenant: Tenant, seen: TenantState, reason: str, actor: str) -> bool:
+    if not delete_here(deed.conn, tenant, seen, reason, actor):
+        return False
+    deed.note(tenants, _ROW, tenant_ids(tenant))
+    return True
 
 
 def _refuse_successor(
@@ -167,7 +185,8 @@ def _refuse_successor(
         )
 
 
-def _delete(conn: Connection, tenant: Tenant, seen: TenantState, reason: str, actor: str) -> bool:
+def delete_here(conn: Connection, tenant: Tenant, seen: TenantState, reason: str, actor: str) -> bool:
+    """Delete the tenant in the caller's transaction. False when its state is not the one that the caller saw."""
     asked = tenant_ids(tenant)
     if conn.execute(_TOMBSTONE, {**asked, "seen_state": seen, "new_reason": reason}).rowcount != 1:
         return False

@@ -12,27 +12,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.generation import CatalogState, generation_of
+from tistream.catalog.database.journaled import WANTED
 from tistream.catalog.database.release_tables import catalog_exports, catalog_release
+from tistream.catalog.database.tables import counters, objects
+from tistream.catalog.log.objects import ObjectState
 from tistream.catalog.work.tasks import holds_leadership
 from tistream.errors import Fenced, StateForbids
 
 _c = catalog_release.c
 _ONE = catalog_release.update().where(_c.id == 1)
-_BEGIN = _ONE.values(exports_begun=_c.exports_begun + 1, exports_on=1)
+_BEGIN = _ONE.values(exports_begun=_c.exports_begun + 1, exports_on=1, exports_key=bindparam("key_name"))
 _BEGUN = select(_c.exports_begun).where(_c.id == 1)
 _VERIFY = _ONE.where(_c.exports_verified < bindparam("number")).values(exports_verified=bindparam("number"))
 _SWITCH_OFF = _ONE.where(_c.exports_on == 1).values(exports_on=0)
 _CONFIRM = _ONE.where(_c.state == CatalogState.UNCONFIRMED).values(state=CatalogState.READY)
 _ADD = catalog_exports.insert().values(verified_ms=now_ms())
 _DROP = catalog_exports.delete().where(catalog_exports.c.export_no < bindparam("below"))
+_WANTED = select(counters.c.value).where(counters.c.name == WANTED).scalar_subquery()
+_o = objects.c
+_WAITING = select(func.coalesce(func.sum(_o.bytes), 0)).where(
+    _o.state == ObjectState.SUPERSEDED, _o.decided_no >= bindparam("verified")
+)
 _NEWEST = (
-    select(catalog_exports, now_ms().label("now_ms"), _c.generation, _c.state, _c.exports_on)
+    select(
+        *(catalog_exports, now_ms().label("now_ms"), _c.generation, _c.state),
+        *(_c.exports_begun, _c.exports_verified, _c.exports_on, _WANTED.label("wanted")),
+    )
     .select_from(catalog_release.outerjoin(catalog_exports, _c.exports_verified == catalog_exports.c.export_no))
     .where(_c.id == 1)
 )
@@ -57,14 +68,17 @@ class ExportStatus:
     state: CatalogState
     is_on: bool
     newest: VerifiedExport | None
+    is_wanted: bool = False  #: one was asked for that has not begun
+    waiting_bytes: int = 0  #: of replaced objects whose replacement is in no verified export
 
 
-def begin_export(catalog: Catalog, *, leader_epoch: int) -> int:
-    """The number of a new export, whose snapshot is taken after this. Fenced when another leader was elected."""
+def begin_export(catalog: Catalog, *, leader_epoch: int, key_name: str = "") -> int:
+    """The number of a new export, whose snapshot is taken after this; `key_name` of the key that seals it. Fenced when
+    another leader was elected."""
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             raise Fenced("another meta server was elected leader", epoch=leader_epoch)
-        conn.execute(_BEGIN)
+        conn.execute(_BEGIN, {"key_name": key_name})
         return int(conn.execute(_BEGUN).scalar_one())
 
 
@@ -107,9 +121,13 @@ def set_generation(catalog: Catalog, generation: int, state: CatalogState) -> No
 
 
 def export_status(catalog: Catalog) -> ExportStatus:
-    """The generation, and the newest verified export."""
+    """The generation, the newest verified export, and what waits for the next one."""
     with catalog.reading() as conn:
         row = conn.execute(_NEWEST).one()
+    waiting_bytes = 0
+    if row.exports_on:
+        with catalog.reading() as conn:
+            waiting_bytes = int(conn.execute(_WAITING, {"verified": row.exports_verified}).scalar_one())
     newest = None
     if row.export_no is not None:
         newest = VerifiedExport(
@@ -119,8 +137,14 @@ def export_status(catalog: Catalog) -> ExportStatus:
             size=int(row.bytes),
             age_ms=max(0, int(row.now_ms) - int(row.snapshot_ms)),
         )
-    state, is_on = CatalogState(row.state), bool(row.exports_on)
-    return ExportStatus(generation=int(row.generation), state=state, is_on=is_on, newest=newest)
+    return ExportStatus(
+        generation=int(row.generation),
+        state=CatalogState(row.state),
+        is_on=bool(row.exports_on),
+        newest=newest,
+        is_wanted=int(row.wanted) > int(row.exports_begun),
+        waiting_bytes=waiting_bytes,
+    )
 
 
 def confirm_restore(catalog: Catalog, *, actor: str = "") -> None:

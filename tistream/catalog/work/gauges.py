@@ -170,9 +170,12 @@ class CatalogGauges:
     def _exports(self) -> list[Metric]:
         status = export_status(self._catalog)
         unconfirmed = metrics.single("tistream_catalog_unconfirmed", status.state is CatalogState.UNCONFIRMED)
-        if not status.is_on or status.newest is None:
+        if not status.is_on:
             return [unconfirmed]
-        return [unconfirmed, metrics.single("tistream_catalog_export_age_seconds", status.newest.age_ms / 1000)]
+        shown: list[Metric] = [unconfirmed, metrics.single("tistream_catalog_waiting_bytes", status.waiting_bytes)]
+        if status.newest is not None:
+            shown.append(metrics.single("tistream_catalog_export_age_seconds", status.newest.age_ms / 1000))
+        return shown
 
     def _jobs(self) -> list[Metric]:
         figures, family = job_figures(self._catalog), metrics.collected("tistream_jobs")

@@ -39,7 +39,7 @@ EPOCH_STRIDE = 1_000
 ID_STRIDE = 1_000_000
 STORE_STRIDE = 16  #: incarnations of pushers that may have registered and put no file
 SIX_DIGITS = 999_999
-_SUMS = ("job bytes", "job requests saved")  # counters that number nothing
+_NO_NUMBERS = ("job bytes", "job requests saved", "export wanted")  # counters that issue none
 
 _EPOCHS: tuple[tuple[Table, str], ...] = (
     (tasks, "epoch"),
@@ -59,7 +59,8 @@ def raise_numbers(conn: Connection, *, now_ts: int) -> None:
     """Raise every counter and epoch, and take everything from its owner. `now_ts` is above all that was written.
 
     StateForbids when an epoch would need a seventh digit."""
-    conn.execute(counters.update().where(counters.c.name.not_in(_SUMS)).values(value=counters.c.value + ID_STRIDE))
+    numbers = counters.update().where(counters.c.name.not_in(_NO_NUMBERS))
+    conn.execute(numbers.values(value=counters.c.value + ID_STRIDE))
     for table, name in _EPOCHS:
         column = table.c[name]
         conn.execute(table.update().values({name: column + EPOCH_STRIDE}))

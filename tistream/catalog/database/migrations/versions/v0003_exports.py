@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from tistream.catalog.database.steps import add_column, create_table
+from tistream.catalog.database.steps import add_column, create_index, create_table, insert_rows
 
 revision = "0003"
 down_revision = "0002"
@@ -29,8 +29,11 @@ def upgrade() -> None:
     add_column("catalog_release", _name("state", 32, "ready"))
     for name in ("exports_begun", "exports_verified", "exports_on"):
         add_column("catalog_release", _number(name))
+    add_column("catalog_release", _name("exports_key", 32, ""))
     for table in ("objects", "store_incarnations", "tenants"):
         add_column(table, _number("decided_no"))
+    create_index("objects_by_decision", "objects", ["state", "decided_no", "bytes"])
+    insert_rows("counters", [{"name": "export wanted", "value": 0}], key="name")
     create_table(
         "catalog_exports",
         sa.Column("export_no", _UINT, primary_key=True, autoincrement=False),
