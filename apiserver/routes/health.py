@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reading.served.services import Services
-from tistream.http.readiness import Probes, catalog_answers, store_answers
+from tistream.http.readiness import Probes, catalog_answers, export_age, store_answers
 
 
 def probes_of(services: Services) -> Probes:
@@ -14,4 +14,10 @@ def probes_of(services: Services) -> Probes:
         "object store": store_answers(services.store),
         **process.checks,
     }
-    return Probes(checks=checks, problems=services.problems, reported=process.reported, collect=process.collect)
+    return Probes(
+        checks=checks,
+        problems=services.problems,
+        reported=process.reported,
+        facts=export_age(services.catalog),
+        collect=process.collect,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from metaserver.loop import MetaOptions, MetaWorker
 from tests.catalog.test_exports import exporter_of, verified
 from tests.kit.catalog_cases import DDL, LOW, START, T, activate, advance, elected, flush, segment
 from tests.kit.manual_clock import ManualClock
@@ -378,3 +379,27 @@ def test_replaced_objects_wait_for_the_export_that_has_their_replacement(catalog
     assert export_status(catalog).waiting_bytes == 1000
     verified(catalog, epoch)
     assert export_status(catalog).waiting_bytes == 0
+
+
+def test_the_leader_exports_at_once_when_asked_and_when_much_waits(
+    catalog: Catalog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    options = MetaOptions(exporter=exporter_of(catalog, store, clock), waiting_bytes_max=999)
+    meta = MetaWorker(catalog, store, clock, "meta-1", options)
+    meta.assign()
+
+    def exports() -> int:
+        meta.export()
+        return len(exports_of(store))
+
+    assert [exports(), exports()] == [1, 1], "the next one is due in minutes"
+    create_key(catalog, key("k1"))
+    assert [exports(), exports()] == [2, 2], "asked for by a process without a journal"
+    monkeypatch.setattr(catalog, "journal", lambda _: None)
+    low = activate(catalog)[0]
+    flush(catalog, "committed/1", advance(low, START, START + 9, segment(0, START + 1, START + 9)))
+    assert exports() == 2, "what is live does not wait"
+    assert delete_tenant(catalog, T, seen=TenantState.ACTIVE)
+    assert retire_objects(catalog, T) == 1
+    assert [exports(), exports()] == [3, 3], "a thousand bytes"

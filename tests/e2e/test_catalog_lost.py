@@ -27,8 +27,10 @@ from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.generation import CatalogState
 from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.keys import get_key
 from tistream.catalog.work.exports import export_status
-from tistream.catalog.work.tasks import frontier
+from tistream.catalog.work.tasks import frontier, list_tasks
+from tistream.ids import Tenant
 
 #: a member whose acknowledgement is refused, as its partition was taken since, pulls again
 MEMBER = CONSUME.replace("import StateForbids", "import Fenced, StateForbids").replace(
@@ -80,6 +82,7 @@ class Deployment:
         uri = f"file://{self.folder}/lake?protocol=canal-json&enable-tidb-extension=true"
         uri += "&enable-partition-separator=false"
         upto = {"start_ts": "earliest", "target_ts": str(self.upto)}
+        self.lost_key = httpx2.post(f"{self.url}/v1/keys", json={"name": "lost", "role": "viewer"}, timeout=60).json()
         for path, new in (
             ("changefeeds", {"changefeed_id": "lake", "sink_uri": uri, **upto}),
             ("consumers", {"consumer_id": "warehouse", "partitions": 1, **upto}),
@@ -127,6 +130,10 @@ def test_a_lost_catalog_is_restored_while_its_processes_still_run(deployment: De
     eventually(lambda: d.exported() >= without + 2, d.cluster.logs)
     at_export, served = d.exported(), d.reached(0)
     eventually(lambda: d.reached(0) > served, d.cluster.logs)
+    assert httpx2.get(f"{d.url}/healthz", timeout=60).json()["catalog_export_age_s"] < 300
+    key_id, raw = d.lost_key["key_id"], {"cluster_id": 1, "tenant_id": 9, "kind": "raw"}
+    assert httpx2.delete(f"{d.url}/v1/keys/{key_id}", timeout=60).json()["state"] == "revoked"
+    assert httpx2.post(f"{d.url}/v1/tenants", json=raw, timeout=60).status_code == 201
     began_s = time.monotonic()
     d.settings["TISTREAM_CATALOG_URL"] = d.databases[1]
     said = json.loads(d.catalog_command("restore", "--json"))
@@ -139,6 +146,8 @@ def test_a_lost_catalog_is_restored_while_its_processes_still_run(deployment: De
     assert repeated == {("changefeed", "lake"): "files", ("consumer", "warehouse"): "changes"}
     assert all(0 < int(reader["continues_ts"]) < d.upto for reader in said["readers"])
     assert export_status(d.catalogs[1]).state is CatalogState.UNCONFIRMED
+    assert get_key(d.catalogs[1], key_id).state == "revoked"
+    assert len(list_tasks(d.catalogs[1], Tenant(1, 9))) == 1
 
     d.cluster.push = d.fast
     d.cluster.run(*SERVICES, "push", old=False)

@@ -130,7 +130,7 @@ def restore(
 def _load(
     catalog: Catalog, store: ObjectStore, sealing: Sealing, manifest: Manifest, generation: int, say: Say
 ) -> None:
-    """All rows of the export, in the tables of this release."""
+    """All rows of the export, in the tables of this release, and what the journal has since."""
     catalog.migrate(to=_known(manifest))
     set_generation(catalog, generation, CatalogState.RESTORING)
     for table in manifest.tables:

@@ -39,6 +39,12 @@ class Health(BaseModel):
 
     status: Literal["ok", "problems"]
     problems: list[ShownProblem]
+    catalog_export_age_s: float | None = Field(
+        default=None,
+        description="of the newest export that the catalog can be restored from; null before the first one, absent "
+        "while exports are off",
+        examples=[212.5],
+    )
 
 
 class RunningVersion(BaseModel):

@@ -74,7 +74,7 @@ def probe_router(probes: Probes) -> APIRouter:
     )
     def healthz() -> dict[str, Any]:
         problems = [*probes.problems(), *probes.reported()]
-        return {"status": "problems" if problems else "ok", "problems": problems}
+        return {"status": "problems" if problems else "ok", "problems": problems, **probes.facts()}
 
     @routes.get(
         "/version",

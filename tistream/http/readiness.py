@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.write_check import check_writes
+from tistream.catalog.work.exports import export_status
 from tistream.clock import Clock
-from tistream.errors import ObjectNotFound, StoreUnavailable
+from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.limits import LEASE_MS
 from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
@@ -33,6 +34,7 @@ class Probes:
     checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by component
     problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
     reported: Callable[[], Sequence[Mapping[str, object]]] = list  #: of other processes, which count their own
+    facts: Callable[[], Mapping[str, object]] = dict  #: fields of `Health` beside the problems
     collect: Sequence[Collect] = ()
 
 
@@ -68,6 +70,21 @@ def store_answers(store: ObjectStore) -> Check:
             return
 
     return check
+
+
+def export_age(catalog: Catalog) -> Callable[[], Mapping[str, object]]:
+    """The age of the newest export of the catalog; nothing while exports are off, or the catalog does not answer."""
+
+    def facts() -> dict[str, object]:
+        try:
+            status = export_status(catalog)
+        except TiStreamError:
+            return {}  # that is a problem, and shown as one
+        if not status.is_on:
+            return {}
+        return {"catalog_export_age_s": None if status.newest is None else status.newest.age_ms / 1000}
+
+    return facts
 
 
 def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:

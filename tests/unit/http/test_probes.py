@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from tests.kit.catalog_cases import elected, new_catalog
 from tests.kit.manual_clock import ManualClock
 from tistream import __version__
+from tistream.catalog.work.exports import begin_export, verify_export
 from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.http.probes import probe_app
-from tistream.http.readiness import Probes, lease_age, lease_holds, none_stopped, store_answers
+from tistream.http.readiness import Probes, export_age, lease_age, lease_holds, none_stopped, store_answers
 from tistream.limits import LEASE_MS
 from tistream.model.problem import Problem
 from tistream.objectstore.memory import MemoryStore
@@ -34,6 +37,19 @@ def away() -> None:
 def ask(probes: Probes, path: str) -> Any:
     with TestClient(probe_app(probes)) as http:
         return http.get(path)
+
+
+def test_the_age_of_the_newest_export_is_shown_while_exports_are_on(tmp_path: Path) -> None:
+    catalog = new_catalog(tmp_path)
+    catalog.migrate()
+    probes, epoch = Probes(facts=export_age(catalog)), elected(catalog)
+    assert ask(probes, "/healthz").json() == {"status": "ok", "problems": []}
+    number = begin_export(catalog, leader_epoch=epoch)
+    assert ask(probes, "/healthz").json()["catalog_export_age_s"] is None
+    taken_ms = time.time_ns() // 1_000_000 - 7_000
+    verify_export(catalog, number, "exports/a", snapshot_ms=taken_ms, rows=1, size=1, leader_epoch=epoch)
+    assert 7 <= ask(probes, "/healthz").json()["catalog_export_age_s"] < 60
+    catalog.close()
 
 
 def test_alive_and_what_runs() -> None:
