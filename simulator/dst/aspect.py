@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 class Aspect:
     """One addition. The frame calls its hooks in this order; each does nothing unless the aspect defines it."""
 
-    meta: Mapping[str, Any] = {}  #: options of the meta servers
     features: Sequence[Feature] = ()  #: of the releases that have them
     stores: Sequence[int] = ()  #: more stores of the judged tenant
+
+    def meta(self, running: Running) -> Mapping[str, Any]:
+        """Options of a meta server."""
+        del running
+        return {}
+
+    def enter(self, running: Running) -> None:
+        """A process begins; by its own first thread."""
 
     def roles(self) -> Mapping[str, Callable[[Running], None]]:
         """The first thread of each kind of its processes."""

@@ -76,7 +76,15 @@ class CatalogRules:
     def __init__(
         self, database: SimDatabase, objects: Mapping[str, tuple[bytes, int]], violated: Callable[[str], None]
     ) -> None:
-        self._database, self._objects, self._violated = database, objects, violated
+        self._objects, self._violated = objects, violated
+        self.clock_jumps = False
+        self.more: list[Any] = []  #: rules of aspects, which look after these
+        self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
+        self.jobs = JobRules(violated)
+        self._know_nothing_of(database)
+
+    def _know_nothing_of(self, database: SimDatabase) -> None:
+        self._database = database
         self._tasks: dict[int, _Task] = {}
         self._positions: dict[int, _Positions] = {}
         self._refers: dict[int, set[str]] = {}
@@ -85,10 +93,15 @@ class CatalogRules:
         self._visible: dict[int, int] = {}  # task -> rows visible to readers
         self._deleted: set[int] = set()  # tasks that ended with their tenant
         self._superseded: dict[str, int] = {}  # object -> the replacement
-        self.clock_jumps = False
-        self.more: list[Any] = []  #: rules of aspects, which look after these
-        self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
-        self.jobs = JobRules(violated)
+
+    def begin_anew(self, database: SimDatabase) -> None:
+        """The rules hold for another catalog from now on, from the state in which it is."""
+        self._know_nothing_of(database)
+        violated, self._violated = self._violated, lambda _: None
+        by_lease, self.jobs = self.jobs.by_lease, JobRules(violated)
+        self.jobs.by_lease = by_lease
+        self.look()
+        self._violated = violated
 
     @contextmanager
     def watching_flushes(self) -> Iterator[None]:

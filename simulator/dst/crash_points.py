@@ -21,7 +21,8 @@ from simulator import profiles as upstream
 from simulator.dst.all_mutants import MUTANTS
 from simulator.dst.boundaries import Boundary, Point, Side
 from simulator.dst.pool import pool_of
-from simulator.dst.profiles import PROFILES, SINGLE, Profile
+from simulator.dst.profile import Profile
+from simulator.dst.profiles import PROFILES, SINGLE
 from simulator.dst.run import Outcome, run
 
 _CALM = replace(PROFILES["calm"], actions=80)

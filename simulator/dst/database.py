@@ -29,30 +29,43 @@ from simulator.dst.connection import QuickConnection
 from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Scheduler
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.revisions import MIGRATIONS
 from tistream.errors import CatalogUnavailable
 from tistream.objectstore.generations import FIRST
 from tistream.release import THIS_RELEASE, Release
 
 _UNIX_EPOCH_DAYS = 2440587.5
 _DAY_MS = 86_400_000.0
+_GENERATION = "catalog_release"
+_READ_LOCKED = ("consumers", "changefeeds", "lanes", _GENERATION)
 _ALIVE = ("UPDATE leader SET heartbeat_ms", "UPDATE workers SET state=CASE")  # "I am still there"
 
 
 class SimDatabase:
-    """One run's database. There is one engine in a process, so there is one run at a time."""
+    """One run's database. There is one engine of each number in a process, so there is one run at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]
+        self,
+        scheduler: Scheduler,
+        dice: Dice,
+        unix_ms: Callable[[], int],
+        tell: Callable[[str], None],
+        *,
+        number: int = 0,
     ) -> None:
+        """`number`: a run may have several databases."""
         self.scheduler, self.dice, self.tell = scheduler, dice, tell
         self.unix_ms = unix_ms
         self.offset_ms = 0
         self.read_only = False
         self.away = False
+        self.gone = False  #: for ever
+        self.generation, self.identity = FIRST, number
         self.transactions = 0
         self.boundaries = Boundaries(scheduler)
-        self.engine, self.raw, rows = _engine()
+        self.engine, self.raw, rows = _engine(number)
         self.raw.executescript(rows)
+        self.raw.execute("UPDATE catalog_release SET identity = ?", (number,))
         self.raw.create_function("julianday", 1, lambda _: _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS)
         self.raw.create_function("sim_durable_ts", 3, self._note_durable_ts)
         self.on_durable_ts: Callable[[int, int, int], None] = lambda *_: None  #: task, old, new; after COMMIT
@@ -68,6 +81,10 @@ class SimDatabase:
         """Unix milliseconds by the database's clock."""
         return self.unix_ms() + self.offset_ms
 
+    @property
+    def is_away(self) -> bool:
+        return self.away or self.gone
+
     def close(self) -> None:
         self.whole.close()
         event.remove(self.engine, "before_cursor_execute", self._note_statement)
@@ -75,6 +92,21 @@ class SimDatabase:
     def query(self, sql: str, *args: object) -> list[Any]:
         """Read without scheduling points, for the oracle."""
         return self.raw.execute(sql, args).fetchall()
+
+    @contextmanager
+    def copied(self) -> Iterator[Connection]:
+        """A copy of the database as it is now."""
+        copy = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        copy.deserialize(self.raw.serialize())
+        days = _UNIX_EPOCH_DAYS + self.now_ms() / _DAY_MS
+        copy.create_function("julianday", 1, lambda _: days)
+        engine = create_engine("sqlite://", creator=lambda: copy, poolclass=StaticPool)
+        try:
+            with engine.connect() as conn:
+                yield conn
+        finally:
+            engine.dispose()
+            copy.close()
 
     def moved_in_this_step(self) -> dict[int, int]:
         """Task -> the `durable_ts` to which the transaction that has just been committed has moved it."""
@@ -128,8 +160,11 @@ class SimDatabase:
         self._note(statement, args, many)
 
     def _note(self, statement: str, args: Any, many: bool) -> None:
-        if self._late is not None and _locked(statement) in {_written(sql) for sql, _, _ in self._late} - {""}:
-            self.land()
+        if self._late is not None:
+            written = {_written(sql) for sql, _, _ in self._late} - {""}
+            # every transaction holds a shared lock of its row from its first statement on
+            if _written(statement) == _GENERATION or _locked(statement) & written:
+                self.land()
         self.statements.append((statement, args, many))
 
     def _note_durable_ts(self, task_id: int, old: int, new: int) -> None:
@@ -140,20 +175,34 @@ class SimCatalog(Catalog):
     """One process's way to the database."""
 
     def __init__(self, database: SimDatabase, release: Release = THIS_RELEASE) -> None:
-        self._db, self.release = database, release
-        self._engine = database.engine
-        self.generation = FIRST
+        self.release, self.generation, self.identity = release, database.generation, database.identity
+        self._migrations = MIGRATIONS
+        self.lead_to(database)
+
+    def lead_to(self, database: SimDatabase) -> None:
+        """Another database has the address from now on."""
+        self._db, self._engine = database, database.engine
+
+    def query(self, sql: str, *args: object) -> list[Any]:
+        """As `SimDatabase.query`."""
+        return self._db.query(sql, *args)
+
+    def revision(self) -> str | None:
+        with self.reading():
+            ((revision,),) = self.query("SELECT version_num FROM alembic_version")
+        return str(revision)
 
     def close(self) -> None:
         """The engine outlives the run."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        db, s = self._db, self._db.scheduler
+        s = self._db.scheduler
         s.point("begin")
-        fault = db.dice.roll("db_away", "db_undone", "db_lost", "db_late")
-        s.sleep(db.dice.latency() / 4)
-        if fault == "db_away" or db.read_only or db.away:
+        fault = self._db.dice.roll("db_away", "db_undone", "db_lost", "db_late")
+        s.sleep(self._db.dice.latency() / 4)
+        db = self._db
+        if fault == "db_away" or db.read_only or db.is_away:
             raise CatalogUnavailable("the catalog is away", determinate=True)
         db.begin()
         with self._dying(), super().transaction() as conn:
@@ -183,15 +232,25 @@ class SimCatalog(Catalog):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        db, s = self._db, self._db.scheduler
+        s = self._db.scheduler
         s.point("read")
-        fault = db.dice.roll("db_away")
-        s.sleep(db.dice.latency() / 4)
-        if fault or db.away:
+        fault = self._db.dice.roll("db_away")
+        s.sleep(self._db.dice.latency() / 4)
+        if fault or self._db.is_away:
             raise CatalogUnavailable("the catalog is away", determinate=True)
         with super().reading() as conn:
             yield conn
         s.point()
+
+    @contextmanager
+    def snapshot_connection(self) -> Iterator[Connection]:
+        s = self._db.scheduler
+        s.point("snapshot")
+        s.sleep(self._db.dice.latency() / 4)
+        if self._db.dice.roll("db_away") or self._db.is_away:
+            raise CatalogUnavailable("the catalog is away", determinate=True)
+        with self._db.copied() as conn:
+            yield conn
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:
         return _begun(self._db, "BEGIN IMMEDIATE")
@@ -210,11 +269,11 @@ def _begun(database: SimDatabase, begin: str) -> Iterator[Connection]:
         database.connection.rollback()
 
 
-def _locked(statement: str) -> str:
-    """The table whose rows a statement locks; empty when it locks none. Those of consumers, changefeeds and lanes are
-    read FOR UPDATE, which SQLite's statements leave out."""
-    read = next((table for table in ("consumers", "changefeeds", "lanes") if f"\nFROM {table} \n" in statement), "")
-    return read or _written(statement)
+def _locked(statement: str) -> set[str]:
+    """The tables whose rows a statement locks. Those of consumers, changefeeds and lanes are read FOR UPDATE, and that
+    of the generation FOR SHARE, which SQLite's statements leave out."""
+    read = {table for table in _READ_LOCKED if f"\nFROM {table} \n" in statement}
+    return (read | {_written(statement)}) - {""}
 
 
 def _written(statement: str) -> str:
@@ -229,7 +288,7 @@ def _written(statement: str) -> str:
 
 
 @cache
-def _engine() -> tuple[Engine, sqlite3.Connection, str]:
+def _engine(_number: int) -> tuple[Engine, sqlite3.Connection, str]:
     """The one database of this process, and the script that empties it."""
     schema, rows = _migrated()
     raw = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
@@ -246,6 +305,7 @@ def _engine() -> tuple[Engine, sqlite3.Connection, str]:
     return engine, raw, "\n".join(["BEGIN;", *empty, *rows, "COMMIT;"])
 
 
+@cache
 def _migrated() -> tuple[str, list[str]]:
     """The schema that the migrations make, and the rows that they put into it."""
     with tempfile.TemporaryDirectory() as folder:

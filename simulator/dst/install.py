@@ -31,10 +31,12 @@ ROOMS = (
     "reading",
     "replicator",
     "tistream.catalog",
+    "tistream.exports",
 )
 SINGLE = (
     *("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain"),
     *("tistream.feed.flight", "tistream.feed.exchange", "tistream.runtime.ready_queue"),
+    "tistream.objectstore.generations",
 )
 
 _THREADING = SimpleNamespace(

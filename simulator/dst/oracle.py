@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from dispatcher.subscription import Subscription
 from simulator.dst.catalog_rules import DELETED, CatalogRules
-from simulator.dst.database import SimDatabase
+from simulator.dst.database import SimCatalog, SimDatabase
 from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.transactions import CommittedRow
@@ -70,6 +70,7 @@ class Oracle:
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # true rows at or below the served timestamp
+        self._given_up: set[str] = set()  # objects that a restored catalog began without
         self._durable_timestamps: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
@@ -80,6 +81,15 @@ class Oracle:
         if len(self.violations) < _VIOLATIONS_MAX and what not in self.violations:
             self.violations.append(what)
             self.tell(f"VIOLATION: {what}")
+
+    def restored(self, database: SimDatabase) -> None:
+        """A catalog that was restored counts from now on. Its state may be older; what readers were given stays."""
+        self.database = database
+        query = "SELECT object_key FROM objects WHERE state <> 'live'"
+        self._given_up = {key for (key,) in database.query(query)}
+        self._durable_timestamps.clear()
+        self._frontier = 0
+        self.rules.begin_anew(database)
 
     def upstream_moved(self) -> None:
         """After an upstream action: nothing that it committed is at or below what had been served."""
@@ -97,10 +107,12 @@ class Oracle:
         hi = bisect_right(self.committed, upto, key=_commit_ts)
         return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
-    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
+    def pulled(
+        self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int, catalog: SimCatalog
+    ) -> None:
         """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
         given when this pull began: concurrent pulls may end in any order."""
-        ((lowest,),) = self.database.query(LOWEST)
+        ((lowest,),) = catalog.query(LOWEST)
         if resolved > lowest:
             self.violated(f"served: {who} got {resolved}, but a task has written only up to {lowest}")
         if resolved < seen and who.startswith("final"):
@@ -156,6 +168,8 @@ class Oracle:
         """A DELETE of an existing object arrives."""
         match parse(key):
             case CommittedKey() | SnapshotKey() | CompactedKey() | BaseKey():
+                if key in self._given_up:  # the deletion of a process of before may be on its way
+                    return
                 states = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
                 if states != [("dead",)]:
                     self.violated(f"deleted: {key} while it was {states[0][0] if states else 'without a tombstone'}")

@@ -1,78 +1,19 @@
-"""Scenarios: the size of a run, and the faults in it. A seed chooses one, or the caller names it."""
+"""The scenarios. A seed chooses one, or the caller names it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from simulator import profiles as upstream
+from simulator.dst.profile import Profile
 from simulator.dst.upstream_profiles import LARGE, SCANS, SINK, SPREAD, StoreTiming, with_moves
 from simulator.raw_workload import RawProfile
-from tistream.limits import CLOCK_SKEW_MAX_MS
 
-#: probabilities; `slow_s` is the longest delay in seconds
-USUAL: Mapping[str, float] = {
-    **{"slow": 0.05, "slow_s": 1.0, "put_refused": 0.03, "put_lost": 0.03, "put_late": 0.03, "put_nowhere": 0.02},
-    **{"get_refused": 0.02, "get_torn": 0.003, "list_refused": 0.05, "delete_refused": 0.05, "delete_late": 0.05},
-    **{"db_away": 0.01, "db_undone": 0.01, "db_lost": 0.01, "db_late": 0.01, "net_refused": 0.05, "net_cut": 0.01},
-}
 #: one process of each kind
 SINGLE: Mapping[str, Any] = {"sorters": 1, "dispatchers": 1, "metas": 1}
 ALONE: Mapping[str, Any] = {"dispatchers": 1, "metas": 1}  #: beside two sorters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A scenario. Times are seconds of simulated time, chaos counts are events in a run."""
-
-    name: str
-    about: str
-    actions: int = 300  #: upstream actions
-    action_s: float = 0.04  #: mean time between two
-    upstream: upstream.WorkloadProfile = upstream.TINY
-    raw: RawProfile | None = None  #: the upstream is written with RawKV, and the tenant is a keyspace of it
-    dispatchers: int = 2
-    sorters: int = 2
-    metas: int = 2
-    compactors: int = 0
-    jobs: bool = False  #: they do maintenance jobs, which they record themselves
-    shapers: int = 0  #: processes that request splits and merges
-    other_tenants: bool = False  #: there are other tenants, and one of them meets faults
-    future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
-    skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
-    mixed: bool = False  #: processes run one of two releases, and an operator replaces them
-    contradictions: int = 0  #: rows with which stores contradict their own promises
-    anew: bool = False  #: a second tenant's store does so with a true row; the tenant is replaced by a new one
-    members: int = 0  #: processes that read one consumer
-    replicators: int = 0  #: processes that write a changefeed to a recovery cluster
-    letters: bool = False  #: what that refuses becomes dead letters
-    shape_s: float = 1.0  #: mean time between two such requests
-    data_tasks: int = 2
-    tick_s: float = 1.0
-    flush_s: float = 0.4
-    snapshot_s: float = 2.5
-    maintainers: int = 0  #: processes that do the scheduler's jobs, see `upkeep`
-    retainers: int = 0  #: processes that give up the old end of a RawKV tenant's log
-    floor_s: float = 0.8  #: mean time between two bases of one
-    compact_s: float = 2.0  #: mean time between two compactions of one process
-    readers: int = 1
-    reader_slow_s: float = 0.0  #: largest extra delay of a reader's request
-    collect_s: float = 2.0  #: between two rounds of a collector
-    grace_ms: int = 3000  #: age below which it keeps what is not needed
-    queue_bytes: int = 1 << 20  #: of a pusher's uploads
-    scan_rows: tuple[int | None, ...] = (None, None, 2)  #: rows of an opening scan with each poll; a pusher draws one
-    timing: StoreTiming = field(default_factory=StoreTiming)  #: of the stores, where TiKV leaves a choice
-    amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds of a pause or an outage, plus at most one
-    limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, below the usual ones (`install.LIMITS`)
-    memory_bytes: int | None = None  #: held by a sorter's tasks before they spill; None = all
-    restart_s: float = 1.0  #: until the supervisor restarts a process killed at a crash point
-    faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
-    chaos: Mapping[str, int] = field(
-        default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}
-    )
-    victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
-
 
 _FEW_MOVES = "put 80, apply 20, split 1, merge 1, move_leader 1"
 
@@ -451,6 +392,26 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 3, "crash_io": 2, "pause": 2, "double": 1},
             victims=("sorter", "sorter", "dispatcher", "meta"),
         ),
+        Profile(
+            name="lost",
+            about="the catalog is lost and restored from an export, while processes of before live, die and pause",
+            upstream=replace(upstream.TINY, rows=4, patience=3),
+            lost=True,
+            actions=200,
+            action_s=0.06,
+            dispatchers=1,
+            compactors=1,
+            compact_s=0.8,
+            collect_s=0.5,
+            grace_ms=1000,
+            tick_s=0.4,
+            flush_s=0.2,
+            snapshot_s=0.6,
+            amounts=(0.3, 1.5, 4.0),
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.02, db_late=0.02, delete_late=0.05, net_cut=0.01),
+            chaos={"crash": 5, "crash_io": 4, "pause": 4, "double": 1},
+            victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -485,7 +446,7 @@ def profile_of(seed: int) -> Profile:
         return PROFILES["isolation"]
     named = (
         *("usual", "calm", "isolation", "promises", "anew", "jobs", "consumers"),
-        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed"),
+        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed", "lost"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

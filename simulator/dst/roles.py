@@ -81,6 +81,8 @@ def run_role(world: World, running: Running) -> None:
     running.rand = random.Random(world.scheduler.rand.random())
     running.clock = SimClock(running.process, world.unix_ms, running.rand.randrange(-2000, 2001))
     try:
+        for aspect in world.aspects:
+            aspect.enter(running)
         world.roles[running.role](running)
     except TiStreamError as e:
         world.ended(running.process, e)
@@ -111,7 +113,7 @@ def _meta(world: World, running: Running) -> None:
         grace_ms=profile.grace_ms,
         skew_max_ms=profile.skew_ms,
         features=[*FEATURES, *(f for a in world.aspects for f in a.features if f.since <= running.catalog.release)],
-        **{name: value for aspect in world.aspects for name, value in aspect.meta.items()},
+        **{name: value for aspect in world.aspects for name, value in aspect.meta(running).items()},
     )
     name = f"{running.name}-{running.number}"
     serve(running, MetaWorker(running.catalog, running.store, running.clock, name, options))

@@ -16,7 +16,8 @@ from simulator.dst import threads
 from simulator.dst.boundaries import Boundary, Point
 from simulator.dst.bounds import drawn, lowered
 from simulator.dst.install import installed
-from simulator.dst.profiles import PROFILES, Profile, profile_of
+from simulator.dst.profile import Profile
+from simulator.dst.profiles import PROFILES, profile_of
 from simulator.dst.scenario import parts_of
 from simulator.dst.scheduler import Livelock
 from simulator.dst.world import World
@@ -141,7 +142,8 @@ def _prepared(
             world.scheduler.close()
     finally:
         world.scheduler.closing = True
-        world.database.close()
+        for database in world.databases:
+            database.close()
         threads.use(None)
         structlog.configure(**logging)
         gc.enable()

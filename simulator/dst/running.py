@@ -14,12 +14,14 @@ from simulator.dst.database import SimCatalog
 from simulator.dst.scheduler import Process
 from simulator.dst.store import SimStore
 from sorter.worker.worker import SorterWorker
+from tistream.catalog.database.generation import check_bucket, has_exported
 from tistream.catalog.work.drain import drain
 from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Tenant
 from tistream.model.problem import Problem
+from tistream.objectstore.generations import FIRST, LOOK_S, CatalogReplaced, GenerationWatch, WatchedStore
 from tistream.release import ReleaseTooOld
-from tistream.runtime.service import Service
+from tistream.runtime.service import Repeating, Service, ServiceGroup
 
 TENANT = Tenant(1, 1)  #: the judged one
 _LOOK_EVERY_S = 0.5
@@ -51,28 +53,44 @@ class Running:
     role: str
     name: str
     catalog: SimCatalog
-    store: SimStore
+    store: SimStore | WatchedStore
     stopping: Any
     rand: random.Random = field(init=False)  #: drawn by its first thread, as is the error of its clock
     clock: SimClock = field(init=False)
+    watch: GenerationWatch | None = None
     service: Service | None = None
+
+
+def open_generation_of(running: Running) -> None:
+    """What `open_parts` of the command line does: belong to the catalog's generation, and watch for the next one."""
+    running.catalog.migrate()
+    generation = running.catalog.generation or FIRST
+    with running.catalog.reading() as conn:
+        exported = has_exported(conn)
+    check_bucket(generation, running.store, exported=exported)
+    running.watch = GenerationWatch(running.store, generation, running.clock)
+    running.store = WatchedStore(running.store, running.watch)
 
 
 def serve(running: Running, service: Service) -> None:
     """Run a service until the process is to stop."""
     running.service = service
-    service.start()
+    members = [service]
+    if running.watch is not None:
+        members.append(Repeating("generation", running.watch.look, interval_s=LOOK_S, clock=running.clock))
+    both = ServiceGroup(running.name, members, running.clock)
+    both.start()
     while not running.stopping.wait(_LOOK_EVERY_S):
-        fatal = next((p for p in service.problems() if _ends(p)), None)
+        fatal = next((p for p in both.problems() if _ends(p)), None)
         if fatal is not None:
-            service.stop()
+            both.stop()
             raise _error_of(fatal)
     if isinstance(
         service, DispatcherWorker | SorterWorker | ReplicationWorker
     ):  # as the command line does after SIGTERM
         never: Any = threads.Event()
         drain(running.catalog, service, running.clock, _DRAIN_S, never)
-    service.stop()
+    both.stop()
 
 
 def _ends(problem: Problem) -> bool:
@@ -81,6 +99,6 @@ def _ends(problem: Problem) -> bool:
 
 
 def _error_of(problem: Problem) -> TiStreamError:
-    if problem.code in (Fenced.code, ReleaseTooOld.code):
+    if problem.code in (Fenced.code, ReleaseTooOld.code, CatalogReplaced.code):
         return Fenced(problem.message)
     return TiStreamError(f"{problem.source}: {problem.message}", **{"code": problem.code})

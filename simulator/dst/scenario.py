@@ -5,10 +5,11 @@ from __future__ import annotations
 from simulator.dst.anew import Anew
 from simulator.dst.contradictions import Contradictions
 from simulator.dst.future import Future
+from simulator.dst.lost import Lost
 from simulator.dst.members import Members
 from simulator.dst.mixed import Mixed
 from simulator.dst.other_tenants import OtherTenants
-from simulator.dst.profiles import Profile
+from simulator.dst.profile import Profile
 from simulator.dst.raw_reading import RawLog, raw_rules
 from simulator.dst.replication import Replication
 from simulator.dst.roles import roles_of, run_role
@@ -28,6 +29,7 @@ def parts_of(profile: Profile) -> Parts:
         (profile.maintainers, Upkeep),
         (profile.future, Future),
         (profile.mixed, Mixed),
+        (profile.lost, Lost),
         (profile.other_tenants, OtherTenants),
         (profile.anew, Anew),
         (profile.contradictions, Contradictions),

@@ -23,7 +23,7 @@ from simulator.dst.harm import Harms
 from simulator.dst.scheduler import Scheduler
 from tistream.errors import ErrorKind, ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
-from tistream.objectstore.protocol import Admit, ObjectInfo
+from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 
 _SOON_S = 0.2
 PAGE = 3  # entries of a listing's page
@@ -183,7 +183,7 @@ class FarStore(SimStore):
         return super().get(key, admit)
 
 
-def put_at_last(store: SimStore, key: str, data: bytes) -> bool:
+def put_at_last(store: ObjectStore, key: str, data: bytes) -> bool:
     """Put an object; False when it may not be there and the PUT must be repeated."""
     try:
         store.put(key, data)

@@ -60,7 +60,9 @@ class TidbLog:
 
     def _read_once(self, services: Services, who: str, start: str | None, limit: int) -> str | None:
         """One pull, handed to the oracle; the next cursor, None before the tenant has begun."""
-        row, oracle = get_tenant(services.catalog, TENANT), self._world.oracle
+        catalog, oracle = services.catalog, self._world.oracle
+        assert isinstance(catalog, SimCatalog)
+        row = get_tenant(catalog, TENANT)
         if not row.start_ts:
             return None
         after = row.start_ts if start is None else position.decode_cursor(start, _SCOPE)
@@ -78,6 +80,6 @@ class TidbLog:
         )
         rows = pa.ipc.open_stream(answer.content).read_all()
         upto = position.decode_cursor(answer.next_cursor, _SCOPE)
-        oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
+        oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen, catalog)
         oracle.held(who, max(upto, answer.resolved_ts), good_ts)
         return answer.next_cursor

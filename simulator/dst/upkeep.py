@@ -38,7 +38,6 @@ from simulator.dst.database import SimCatalog
 from simulator.dst.harm import HarmKind
 from simulator.dst.job_rules import LEASE_MS
 from simulator.dst.running import TENANT, Running, serve
-from simulator.dst.store import SimStore
 from tistream import ts as tso
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.rows.jobs import JobKind, JobRow
@@ -53,6 +52,7 @@ from tistream.errors import ErrorKind, StateForbids, TiStreamError
 from tistream.ids import Tenant
 from tistream.model import change
 from tistream.objectstore.layout import CommittedKey
+from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
@@ -86,7 +86,7 @@ _PLANS = Plans(
 class _Slow(LocalExecutor):
     """Threads whose files lie about for a while before the driver receives them."""
 
-    def __init__(self, store: SimStore, wait: Callable[[], None]) -> None:
+    def __init__(self, store: ObjectStore, wait: Callable[[], None]) -> None:
         super().__init__(store)
         self._wait = wait
 
@@ -105,13 +105,6 @@ class _Slow(LocalExecutor):
 class Upkeep(Aspect):
     """What the rules of one run know."""
 
-    meta: Mapping[str, Any] = {
-        "maintenance": RULES,
-        "maintenance_interval_s": 0.4,
-        "retention_hours": 24,
-        "retention_interval_s": 0.4,
-    }
-
     def __init__(self, world: World) -> None:
         self._world, rand = world, random.Random(f"{world.seed}/upkeep")
         grace_s = world.profile.grace_ms / 1000
@@ -119,6 +112,15 @@ class Upkeep(Aspect):
         self._pausing = rand.random() < 0.5
         self._rest_ts = 0
         self._lost: set[str] = set()
+
+    def meta(self, running: Running) -> Mapping[str, Any]:
+        del running
+        return {
+            "maintenance": RULES,
+            "maintenance_interval_s": 0.4,
+            "retention_hours": 24,
+            "retention_interval_s": 0.4,
+        }
 
     def roles(self) -> Mapping[str, Callable[[Running], None]]:
         return {"maintainer": self._maintain, "keeper": self._operate}

@@ -25,7 +25,7 @@ from simulator.dst.database import SimCatalog, SimDatabase
 from simulator.dst.faults import Dice
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
-from simulator.dst.profiles import Profile
+from simulator.dst.profile import Profile
 from simulator.dst.raw_rules import RawRules
 from simulator.dst.running import TENANT, Running, SimClock
 from simulator.dst.scheduler import Process, Scheduler
@@ -114,6 +114,7 @@ class World:
         }
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
         self.database = SimDatabase(s, dice["catalog"], self.unix_ms, self.tell)
+        self.databases = [self.database]  #: of the run; the last may be one that is being restored
         self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
@@ -244,6 +245,13 @@ class World:
     def _release_of(self, name: str) -> Release:
         releases = (aspect.release_of(name) for aspect in self.aspects)
         return next((release for release in releases if release is not None), THIS_RELEASE)
+
+    def restored(self, database: SimDatabase) -> None:
+        """Another database is the catalog from now on."""
+        before, self.database = self.database, database
+        before.on_commit, before.on_durable_ts = (lambda: None), (lambda *_: None)
+        self.oracle.restored(database)
+        database.on_durable_ts, database.on_commit = self.oracle.durable_ts_moved, self.oracle.rules.look
 
     def problems(self) -> list[str]:
         """The problems that running services report."""

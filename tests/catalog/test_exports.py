@@ -13,7 +13,8 @@ from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database.decisions import begun_no
 from tistream.catalog.database.dump import LEFT_OUT
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.generation import CatalogState
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.generation import CatalogMissing, CatalogState, check_bucket, has_exported
 from tistream.catalog.database.tables import metadata
 from tistream.catalog.log.objects import deletable_objects, superseded_objects, tombstone
 from tistream.catalog.rows.tenants import TenantState
@@ -46,6 +47,11 @@ from tistream.objectstore.layout import CommittedKey, ExportKey, ExportPieceKey,
 from tistream.objectstore.memory import MemoryStore
 
 KEY = bytes(range(32))
+
+
+def exported(catalog: Catalog) -> bool:
+    with catalog.reading() as conn:
+        return has_exported(conn)
 
 
 @pytest.fixture
@@ -236,6 +242,40 @@ class TestRestore:
         assert newest_generation(store) == FIRST, "nothing was opened"
         assert restore(empty, store, clock, sealing=Sealing(), by="x").export == second
         assert newest_incarnation(empty, T, 6) == 1 + STORE_STRIDE
+
+    def test_a_new_database_beside_the_exports_of_another_is_refused(
+        self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock
+    ) -> None:
+        """It would delete all that it does not know."""
+        empty.migrate()
+        check_bucket(FIRST, store, exported=exported(empty))
+        exporter_of(catalog, store, clock).step(elected(catalog))
+        check_bucket(FIRST, store, exported=exported(catalog))
+        with pytest.raises(CatalogMissing, match="never exported anything, and the bucket has exports/manifests/"):
+            check_bucket(FIRST, store, exported=exported(empty))
+
+    def test_a_process_writes_to_no_other_database_at_the_address_of_its_own(
+        self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock
+    ) -> None:
+        """A database was lost and made anew, and the next process has made its tables: of the same generation."""
+        empty.migrate()
+        empty.identity, own = catalog.identity, empty.identity
+        with pytest.raises(CatalogReplaced, match="Another database"):
+            register_worker(empty, "sorter-1", "sorter", "")
+        empty.identity = own
+        register_worker(empty, "sorter-1", "sorter", "")
+
+    def test_what_met_the_empty_database_first_is_gone(
+        self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock
+    ) -> None:
+        epoch = self.grown(catalog, store)
+        exporter_of(catalog, store, clock).step(epoch)
+        empty.migrate()
+        with empty.transaction() as conn:
+            record_event(conn, EventKind.CATALOG_CONFIRMED, "of nobody")
+        empty.generation = None  # the operator's process
+        restore(empty, store, clock, sealing=Sealing(), by="x")
+        assert "of nobody" not in str(contents(empty)["events"])
 
     def test_refuses_a_database_in_use_and_a_bucket_without_exports(
         self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock

@@ -49,7 +49,7 @@ class QuickCatalog(Catalog):
         """Alembic needs SQLAlchemy's connection."""
         slow = Catalog(self.url)
         slow.migrate(to, note)
-        self.generation = slow.generation
+        self.generation, self.identity = slow.generation, slow.identity
         slow.close()
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tistream import config
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.generation import check_bucket
+from tistream.catalog.database.generation import check_bucket, has_exported
 from tistream.catalog.rows.audit import Deed
 from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
@@ -82,7 +82,9 @@ def open_parts(settings: Settings) -> Parts:
     catalog.migrate()
     clock = SystemClock()
     generation = catalog.generation or FIRST
-    check_bucket(generation, store)
+    with catalog.reading() as conn:
+        exported = has_exported(conn)
+    check_bucket(generation, store, exported=exported)
     watch = GenerationWatch(store, generation, clock)
     return Parts(settings=settings, catalog=catalog, store=WatchedStore(store, watch), clock=clock, watch=watch)
 

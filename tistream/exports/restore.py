@@ -1,12 +1,13 @@
 """Restores the catalog from its newest export, as the next generation.
 
     generation object (create if absent) -> newest export -> tables of its revision -> release row, then all other rows
-    -> migrations since -> journal since the export -> numbers raised -> PAUSE_S since the first step -> seeds adopted
+    -> migrations since -> PAUSE_S since the first step -> journal since the export -> numbers raised -> seeds adopted
     -> still the newest generation -> unconfirmed
 
-The generation is opened before exports and journal are listed (`tistream.exports.exporter` says why), and its number is
-the first thing written to the database. A restore that dies leaves a catalog that no service starts on; it is repeated
-into an empty database, and opens a further generation.
+Until PAUSE_S have passed, processes of before may register a tenant, revoke a key, or make a folder in the bucket. The
+generation is opened before the exports are listed (`tistream.exports.exporter` says why), and its number is the first
+thing written to the database. A restore that dies leaves a catalog that no service starts on; it is repeated into an
+empty database, and opens a further generation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tistream.catalog.database.dump import exported_tables, is_used, put_rows
+from tistream.catalog.database.dump import exported_tables, is_used, put_rows, remove_rows
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.generation import CatalogState
@@ -100,13 +101,14 @@ def restore(
     manifest = Manifest.decode(sealing.unseal(store.get(str(key)), str(key)), str(key))
     say(f"export {key}: {manifest.rows:,} rows, made by TiStream {manifest.release}")
     _load(catalog, store, sealing, manifest, generation, say)
-    _raise(catalog, store, clock)
-    say("numbers are raised above those that were used")
     left_s = began_s + PAUSE_S - clock.monotonic()
     if left_s > 0:
-        say(f"waiting {left_s:.0f} s, until no process of an earlier generation writes to a destination")
+        say(f"waiting {left_s:.0f} s, until no process of an earlier generation writes anywhere")
         clock.wait(threading.Event(), left_s)
-    seeds = adopt_seeds(catalog, store, clock, say=say)  # the last API server that could register one has ended
+    say(replay(catalog, store, sealing, manifest))
+    _raise(catalog, store, clock, generation - manifest.generation)
+    say("numbers are raised above those that were used")
+    seeds = adopt_seeds(catalog, store, clock, say=say)
     watch.look()
     readers = tuple(continued(catalog))
     record_repeats(catalog, readers, upto_ts=compose(clock.unix_ms()))
@@ -130,15 +132,16 @@ def restore(
 def _load(
     catalog: Catalog, store: ObjectStore, sealing: Sealing, manifest: Manifest, generation: int, say: Say
 ) -> None:
-    """All rows of the export, in the tables of this release, and what the journal has since."""
+    """All rows of the export, in the tables of this release."""
     catalog.migrate(to=_known(manifest))
     set_generation(catalog, generation, CatalogState.RESTORING)
-    for table in manifest.tables:
+    remove_rows(catalog)
+    # tenants come last: a process of before at this address serves no tenant from tables that are not complete
+    for table in sorted(manifest.tables, key=lambda table: table.name == "tenants"):
         for rows in _pieces(store, sealing, manifest, table):
             _fill(catalog, table.name, rows)
         say(f"{table.name}: {table.rows:,} rows")
     catalog.migrate(to=MIGRATIONS.newest)
-    say(replay(catalog, store, sealing, manifest))
 
 
 def _chosen(keys: Sequence[ExportKey], wanted: str, older: bool) -> ExportKey:
@@ -193,7 +196,7 @@ def _fill(catalog: Catalog, name: str, rows: list[dict[str, Any]]) -> None:
         put_rows(conn, table, rows)
 
 
-def _raise(catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
+def _raise(catalog: Catalog, store: ObjectStore, clock: Clock, generations: int) -> None:
     """Raise all numbers above those that were used since the export."""
     tenants = [row.tenant for row in every_tenant(catalog)]
     with ThreadPoolExecutor(LISTED_AT_ONCE, "restore") as pool:
@@ -203,10 +206,10 @@ def _raise(catalog: Catalog, store: ObjectStore, clock: Clock) -> None:
     for name, incarnation in writers:
         incarnations[name] = max(incarnation, incarnations.get(name, 0))
     with catalog.transaction() as conn:
-        raise_numbers(conn, now_ts=compose(clock.unix_ms()))
+        raise_numbers(conn, now_ts=compose(clock.unix_ms()), generations=generations)
         adopt_writers(conn, incarnations)
         for tenant, highest in pushed:
-            adopt_stores(conn, tenant, highest)
+            adopt_stores(conn, tenant, highest, generations)
 
 
 def _writers(store: ObjectStore, tenant: Tenant) -> Iterator[tuple[str, int]]:

@@ -21,7 +21,6 @@ from tistream.catalog.database.tables import metadata
 #: what a restored catalog does not have: readers that waited, and sessions of the console
 LEFT_OUT = frozenset({"read_leases", "logins"})
 ROWS_AT_ONCE = 2_000
-_INSERTED_BY_MIGRATIONS = frozenset({"counters", "leader"})  # with a few rows, in one piece
 Rows = Sequence[Sequence[Any]]
 
 
@@ -61,14 +60,19 @@ def is_used(catalog: Catalog) -> bool:
         return any(conn.execute(select(func.count()).select_from(table)).scalar_one() for table in tables)
 
 
-def put_rows(conn: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows as they were exported, in place of those that the migrations have inserted.
+def remove_rows(catalog: Catalog) -> None:
+    """Remove what migrations have inserted, and processes that met the empty database before its generation was set."""
+    with catalog.transaction() as conn:
+        for table in metadata.tables.values():
+            if table is not catalog_release:
+                conn.execute(table.delete())
 
-    The row of `catalog_release` keeps what the restore has written: of the exported one it takes the numbers."""
+
+def put_rows(conn: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put rows as they were exported. That of `catalog_release` keeps what the restore has written: of the exported one
+    it takes the numbers."""
     if table is catalog_release:
         kept = ("migrated_by", "min_release", "exports_begun", "exports_on", "exports_key")
         conn.execute(table.update().values({name: rows[0][name] for name in kept}))
         return
-    if table.name in _INSERTED_BY_MIGRATIONS:
-        conn.execute(table.delete())
     conn.execute(table.insert(), [dict(row) for row in rows])

@@ -26,7 +26,7 @@ from sqlalchemy.engine import URL
 
 from tistream.catalog.database.clock_sql import now_ms as _now_ms
 from tistream.catalog.database.compatibility import refuse_older
-from tistream.catalog.database.generation import admit_writer, refuse_unfinished
+from tistream.catalog.database.generation import admit_writer, enter
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import exporting_engine, migrating_engine, mysql_engine
 from tistream.catalog.database.revisions import MIGRATIONS, Migration, Migrations, revision_of
@@ -66,6 +66,7 @@ class Catalog:
     release = THIS_RELEASE  #: of the process, as the catalog knows it
     generation: int | None = None  #: of the catalog that the process has opened; None before `migrate`
     journal: Callable[[JournalEntry], None] | None = None  #: takes what `journaled` has committed
+    identity = 0  #: of its database
 
     def __init__(self, url: str, *, release: Release = THIS_RELEASE, migrations: Migrations = MIGRATIONS) -> None:
         """`release` and `migrations`: what a process of another release brings, for tests."""
@@ -99,7 +100,7 @@ class Catalog:
     def _enter(self) -> None:
         """Belong to the catalog's generation from now on. RestoreUnfinished while a restore fills it."""
         with self.reading() as conn:
-            self.generation = refuse_unfinished(conn)
+            self.generation, self.identity = enter(conn)
 
     def missing_migrations(self) -> list[Migration]:
         """Those that `migrate` would run now."""
@@ -134,7 +135,7 @@ class Catalog:
             trans = conn.begin()
             try:
                 if self.generation is not None:
-                    admit_writer(conn, self.generation)
+                    admit_writer(conn, self.generation, self.identity)
                 yield conn
             except BaseException as e:
                 self._count_full(e)

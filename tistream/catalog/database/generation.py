@@ -5,7 +5,8 @@ one before may live, with the old database or with what they remember of it, and
 two places:
 
     the catalog    every write transaction reads the row of `catalog_release` first, under a shared lock, and is refused
-                   when the generation is not that of the process
+                   when the generation is not that of the process, or the database another one: a database that was
+                   lost may have been made again at the same address, and its tables by the next process that started
     the bucket     `tistream.objectstore.generations`: every process looks every few seconds for the next generation
 
 The lock has a second use. Who raises `exports_begun` takes it alone, so each transaction is either committed by then,
@@ -20,7 +21,8 @@ from sqlalchemy import Connection, select
 
 from tistream.catalog.database.release_tables import catalog_release
 from tistream.errors import ConfigError, StateForbids
-from tistream.objectstore.generations import newest_generation, replaced
+from tistream.objectstore.generations import CatalogReplaced, newest_generation, replaced
+from tistream.objectstore.layout import exports_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 
@@ -40,37 +42,55 @@ class RestoreUnfinished(StateForbids):
 
 
 _c = catalog_release.c
-_ROW = select(_c.generation, _c.state).where(_c.id == 1)
+_ROW = select(_c.generation, _c.state, _c.identity).where(_c.id == 1)
+_BEGUN = select(_c.exports_begun).where(_c.id == 1)
 _SHARED = _ROW.with_for_update(read=True)
 
 
 def generation_of(conn: Connection) -> tuple[int, CatalogState]:
     """The generation of the catalog, and its state."""
-    generation, state = conn.execute(_ROW).one()
+    generation, state, _ = conn.execute(_ROW).one()
     return int(generation), CatalogState(state)
 
 
-def admit_writer(conn: Connection, mine: int) -> None:
-    """The first statement of a write transaction. CatalogReplaced when the process is of another generation."""
-    generation, _ = conn.execute(_SHARED).one()
+def admit_writer(conn: Connection, mine: int, identity: int) -> None:
+    """The first statement of a write transaction. CatalogReplaced when the process is of another generation, or has met
+    another database at the address."""
+    generation, _, there = conn.execute(_SHARED).one()
     if generation != mine:
         raise replaced(mine, generation)
+    if there != identity:
+        raise CatalogReplaced("Another database is at the address of the catalog than when this process began.")
 
 
-def refuse_unfinished(conn: Connection) -> int:
-    """The generation, for a process that starts. RestoreUnfinished while a restore fills the catalog."""
-    generation, state = generation_of(conn)
-    if state is CatalogState.RESTORING:
+def enter(conn: Connection) -> tuple[int, int]:
+    """For a process that starts: the generation, and the database's identity. RestoreUnfinished while a restore fills
+    the catalog."""
+    generation, state, identity = conn.execute(_ROW).one()
+    if CatalogState(state) is CatalogState.RESTORING:
         raise RestoreUnfinished(
             f"A restore is filling this catalog as generation {generation}, or has died while it did.",
             generation=generation,
         )
-    return generation
+    return int(generation), int(identity)
 
 
-def check_bucket(generation: int, store: ObjectStore) -> None:
+class CatalogMissing(StateForbids):
+    """The database is new, and the bucket has exports of a catalog."""
+
+    code = "TS-1056"
+    hint = "Check catalog.url. If the catalog is lost, restore it: docs/runbooks/catalog-lost.md."
+
+
+def has_exported(conn: Connection) -> bool:
+    """Whether an export of this catalog, or of those before it, has ever begun."""
+    return int(conn.execute(_BEGUN).scalar_one()) > 0
+
+
+def check_bucket(generation: int, store: ObjectStore, *, exported: bool) -> None:
     """For a process that starts on a catalog of this generation. CatalogReplaced when the bucket has a newer one: this
-    is the database that a restore has replaced. ConfigError when the bucket does not know the catalog's."""
+    is the database that a restore has replaced. CatalogMissing when it has exports, and this catalog never made one:
+    it would delete what it does not know. ConfigError when the bucket does not know the catalog's generation."""
     newest = newest_generation(store)
     if newest > generation:
         raise replaced(generation, newest)
@@ -78,4 +98,10 @@ def check_bucket(generation: int, store: ObjectStore) -> None:
         raise ConfigError(
             f"The catalog is of generation {generation}, and this bucket knows of {newest} only: it belongs to another "
             "catalog, or generations/ was not copied with it. Check object_store.url and catalog.url."
+        )
+    if not exported and (export := next(iter(store.list(exports_prefix())), None)) is not None:
+        raise CatalogMissing(
+            "This database is not the catalog of this bucket: it never exported anything, and the bucket has"
+            f" {export.key}.",
+            object=export.key,
         )

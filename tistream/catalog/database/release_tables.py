@@ -13,7 +13,7 @@ catalog_release = Table(
     *uints("migrated_by", "min_release"),
     with_default("generation", "1"),
     Column("state", Word, nullable=False, server_default="ready"),
-    *(with_default(name, "0") for name in ("exports_begun", "exports_verified", "exports_on")),
+    *(with_default(name, "0") for name in ("identity", "exports_begun", "exports_verified", "exports_on")),
     Column("exports_key", Word, nullable=False, server_default=""),
 )
 catalog_exports = Table(

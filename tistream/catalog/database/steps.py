@@ -6,6 +6,7 @@ its revision unwritten. The next start repeats all steps: one that fails because
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,12 @@ def insert_rows(table: str, rows: Sequence[Mapping[str, Any]], *, key: str) -> N
         existing = sa.select(into.c[key]).where(into.c[key] == row[key])
         if op.get_bind().execute(existing).first() is None:
             op.get_bind().execute(into.insert().values(**row))
+
+
+def number_at_random(table: str, column: str) -> None:
+    """Write a random number to each row whose column is 0: it identifies the database."""
+    there = sa.table(table, sa.column(column))
+    op.get_bind().execute(there.update().where(there.c[column] == 0).values({column: 1 + secrets.randbits(62)}))
 
 
 def _indexes(table: str) -> set[str | None]:

@@ -1,6 +1,7 @@
 """After a restore: numbers that were given since the export are never given again.
 
-Epochs and incarnations rise by EPOCH_STRIDE, ids by ID_STRIDE: more than a service uses between two exports. What
+Epochs and incarnations rise by EPOCH_STRIDE for each generation since the export, ids by ID_STRIDE: more than a service
+uses between two exports. What
 names folders of the bucket also rises above those that are there. Nothing has an owner, so the leader assigns
 everything anew.
 
@@ -55,15 +56,16 @@ _EPOCHS: tuple[tuple[Table, str], ...] = (
 _IN_OBJECT_KEYS = (tasks, workers)
 
 
-def raise_numbers(conn: Connection, *, now_ts: int) -> None:
-    """Raise every counter and epoch, and take everything from its owner. `now_ts` is above all that was written.
+def raise_numbers(conn: Connection, *, now_ts: int, generations: int = 1) -> None:
+    """Raise every counter and epoch, and take everything from its owner. `now_ts` is above all that was written;
+    `generations`: since the export. Those between may have come so far with the same export that they gave out numbers.
 
     StateForbids when an epoch would need a seventh digit."""
     numbers = counters.update().where(counters.c.name.not_in(_NO_NUMBERS))
-    conn.execute(numbers.values(value=counters.c.value + ID_STRIDE))
+    conn.execute(numbers.values(value=counters.c.value + ID_STRIDE * generations))
     for table, name in _EPOCHS:
         column = table.c[name]
-        conn.execute(table.update().values({name: column + EPOCH_STRIDE}))
+        conn.execute(table.update().values({name: column + EPOCH_STRIDE * generations}))
         highest = conn.execute(select(func.coalesce(func.max(column), 0))).scalar_one()
         if table in _IN_OBJECT_KEYS and highest > SIX_DIGITS:
             raise StateForbids(f"{table.name}.{name} would be {highest}: it has six digits in object keys.")
@@ -84,7 +86,7 @@ def adopt_writers(conn: Connection, incarnations: Mapping[str, int]) -> None:
         conn.execute(below.values(incarnation=incarnation + 1))
 
 
-def adopt_stores(conn: Connection, tenant: Tenant, highest: Mapping[int, int]) -> None:
+def adopt_stores(conn: Connection, tenant: Tenant, highest: Mapping[int, int], generations: int = 1) -> None:
     """The stores of a tenant: store -> the highest incarnation in the bucket.
 
     All incarnations up to there are known afterwards, and some more, of pushers that had put no file yet. Every pusher
@@ -96,7 +98,7 @@ def adopt_stores(conn: Connection, tenant: Tenant, highest: Mapping[int, int]) -
     for store_id in sorted({*known, *highest} - ended):
         ids = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
         ensure_row(conn, stores, **ids, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
-        newest = max(known.get(store_id, 0), highest.get(store_id, 0)) + STORE_STRIDE
+        newest = max(known.get(store_id, 0), highest.get(store_id, 0)) + STORE_STRIDE * generations
         numbers = range(known.get(store_id, 0) + 1, newest + 1)
         conn.execute(store_incarnations.insert(), [{**ids, "incarnation": n, "reclaimed_seq": 0} for n in numbers])
         conn.execute(stores.update().where(*of, stores.c.store_id == store_id).values(incarnation=newest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from tistream.catalog.database.steps import add_column, create_index, create_table, insert_rows
+from tistream.catalog.database.steps import add_column, create_index, create_table, insert_rows, number_at_random
 
 revision = "0003"
 down_revision = "0002"
@@ -27,9 +27,10 @@ def _name(name: str, length: int, default: str | None = None) -> sa.Column[str]:
 def upgrade() -> None:
     add_column("catalog_release", _number("generation", "1"))
     add_column("catalog_release", _name("state", 32, "ready"))
-    for name in ("exports_begun", "exports_verified", "exports_on"):
+    for name in ("identity", "exports_begun", "exports_verified", "exports_on"):
         add_column("catalog_release", _number(name))
     add_column("catalog_release", _name("exports_key", 32, ""))
+    number_at_random("catalog_release", "identity")
     for table in ("objects", "store_incarnations", "tenants"):
         add_column(table, _number("decided_no"))
     create_index("objects_by_decision", "objects", ["state", "decided_no", "bytes"])

@@ -1,0 +1,54 @@
+"""Mutants of exports and restores: what a restored catalog names must be there, and who ran before must do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import bindparam, literal, select
+
+from simulator.dst.mutants import broken, register, replaced
+from tistream.catalog.database import tables
+from tistream.catalog.log import objects
+from tistream.catalog.work import stores
+
+broken(
+    "generation-not-checked (lost): a write transaction looks neither at the generation nor at the database",
+    ("tistream.catalog.database.engine:admit_writer", lambda _conn, _mine, _identity: None),
+)
+broken(
+    "identity-not-checked (lost): a process writes to another database that is at the address of its own",
+    ("tistream.catalog.database.engine:admit_writer", "if there != identity:", "if False:"),
+)
+broken(
+    "bucket-not-looked-at (lost): no process sees the generation of a restore in the bucket",
+    ("tistream.objectstore.generations:GenerationWatch.look", lambda _watch: None),
+)
+broken(
+    "epochs-not-raised (lost): a restored catalog gives out epochs that were given out since its export",
+    ("tistream.exports.restore:raise_numbers", "column + EPOCH_STRIDE * generations", "column"),
+)
+broken(
+    "incarnations-not-raised (lost): a restored catalog gives out incarnations of pushers again",
+    ("tistream.exports.restore:adopt_stores", lambda *_: None),
+)
+broken(
+    "rows-of-before-kept (lost): a restore leaves what others wrote to its empty database",
+    ("tistream.exports.restore:remove_rows", lambda _catalog: None),
+)
+
+
+@register("inputs-gone-early (lost): a compaction's input is deleted before an export has the compaction")
+def inputs_gone_early() -> Iterator[None]:
+    o = tables.objects.c
+    states = [o.object_key.in_(bindparam("asked_keys", expanding=True)), o.state == objects.ObjectState.DEAD]
+    with (
+        replaced(objects, "_SUPERSEDED", objects._REPLACED.where(~objects._LEASED)),
+        replaced(objects, "_DELETABLE", select(o.object_key).where(*states)),
+    ):
+        yield
+
+
+@register("files-gone-early (lost): a batch file is deleted before an export has the decision")
+def files_gone_early() -> Iterator[None]:
+    with replaced(stores, "_RECLAIMS", stores._RECLAIMED.add_columns(literal(True).label("deletable"))):
+        yield
