@@ -192,7 +192,7 @@ def test_a_user_without_a_name_is_named_by_its_number(catalog: Catalog, monkeypa
 SILENT = {
     "assembly.open_parts": "it only opens",
     "assembly.open_process": "a service",
-    "jobs._begin": "it is told what to record",
+    "jobs._begin": "its caller says what to record",
     "files.audit": "it reads",
     "catalog.status": "it reads",
     "catalog.confirm": "it says what to record when it opens",

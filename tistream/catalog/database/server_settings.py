@@ -3,8 +3,8 @@
 A guarded update tells its caller that it alone may go on, so what the server has confirmed must stay. Two things break
 that:
 
-- Galera (`wsrep_on`), also in products that contain it: two nodes confirm updates of one row of which one is lost, in a
-  cluster without any fault. It is refused at the start of every process and command.
+- Galera (`wsrep_on`), also in products that contain it: two nodes confirm updates of one row, and one of them is lost,
+  in a cluster without any fault. It is refused at the start of every process and command.
 - A server that confirms a transaction before it is on the disk. A crash of its machine then takes transactions back
   whose objects were published or deleted. It is a warning at the start, a problem of the leading meta server and a
   finding of `tistream doctor`, because the service runs as long as the machine does.

@@ -103,7 +103,7 @@ def note_ended(request: HTTPConnection, principal: Principal) -> None:
 
 
 def note_target(request: Request, *, tenant: Tenant | None = None, **target: object) -> None:
-    """Of which tenant, and on what an operation is, when its path does not say so. Never a secret."""
+    """The tenant and the object of an operation whose path does not name them. Never a secret."""
     if (record := audited(request)) is not None:
         words = [record.deed.target, *(f"{name}={value}" for name, value in target.items())]
         record.deed = replace(record.deed, tenant=tenant or record.deed.tenant, target=" ".join(filter(None, words)))
