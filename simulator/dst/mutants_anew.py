@@ -14,7 +14,7 @@ broken(
 )
 broken(
     "tasks-outlive-tenant (anew): the tasks of a deleted tenant go on",
-    ("tistream.catalog.work.deletion:_delete", "ended = _end_tasks(conn, tenant)", "ended = 0"),
+    ("tistream.catalog.work.deletion:delete_here", "ended = _end_tasks(conn, tenant)", "ended = 0"),
 )
 broken(
     "replaced-too-early (anew): a tenant is replaced while readers cannot begin anew",

@@ -33,7 +33,7 @@ Older = Annotated[
 
 @commands.command()
 def status(at: DeploymentOptions, output: OutputOption = OutputForm.TABLE) -> None:
-    """Show the generation of the catalog, its newest verified export, and the bytes that wait for the next one."""
+    """Show the generation of the catalog, its newest export, and the bytes that wait for the next one."""
     from tistream.catalog.database.engine import Catalog
     from tistream.catalog.work.exports import export_status
 
