@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from apiserver.control import push, seeds
+from apiserver.control import push
 from apiserver.control.push_access import CredentialIssuer, Issued
 from apiserver.control.push_policy import PushTerms
 from pusher.control import ControlUnavailable, HttpControl
@@ -31,6 +31,7 @@ from tistream.config import ObjectStoreSettings, PushSettings, Settings
 from tistream.errors import ConfigError, InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.log import published_seeds
 from tistream.objectstore import bounded
 from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.memory import MemoryStore
@@ -171,7 +172,7 @@ def test_what_the_settings_say_is_what_issues() -> None:
 
 def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "SNAPSHOT_BYTES_MAX", 10)
-    monkeypatch.setattr(seeds, "MANIFEST_BYTES_MAX", 10)
+    monkeypatch.setattr(published_seeds, "MANIFEST_BYTES_MAX", 10)
     monkeypatch.setattr(bounded, "_PART_BYTES", 4)
     key, data = str(SchemaSnapKey(tenant=T, ts=7)), b"eleven byte"
     world.store.put(key, data)
