@@ -108,7 +108,7 @@ FIRST = {
     "never-let-go": 0,
     "objects-not-kept": 0,
     "flags-of-later": 0,
-    "kept-unheard": 276,
+    "kept-unheard": 152,
     "register-keeps-epochs": 0,
     "assignment-keeps-epoch": 0,
     "never-read-back": 1,
