@@ -12,15 +12,25 @@ import pytest
 
 from simulator.chaos.servers.mariadb import MariaDBServer
 from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.processes import TiStreamProcess, Up, client, wait_until_ready
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client
 from simulator.chaos.servers.s3server import CREDENTIALS, REGION, s3_server
 from tests.kit.doc_blocks import Block, PagePlayer, runnable
 from tests.kit.waiting import eventually
 from tistream.client import Client, connect
-from tistream.errors import NotFound, StateForbids, StoreUnavailable, Unauthenticated
+from tistream.errors import NotFound, StateForbids, StoreUnavailable, TiStreamError, Unauthenticated
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 pytestmark = pytest.mark.timeout(600)
+
+
+def is_ready(url: str) -> bool:
+    """Whether a service that the page has started answers."""
+    try:
+        with connect(url, retry_s=0) as http:
+            http.get("/readyz")
+    except TiStreamError:
+        return False
+    return True
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -142,7 +152,7 @@ def test_a_service_moves_to_another_prefix(kind: str, tmp_path: Path) -> None:
                     continue
                 page.play(block)
                 if "tistream up" in block.text:
-                    wait_until_ready(up, f"http://127.0.0.1:{port}")
+                    eventually(lambda: is_ready(f"http://127.0.0.1:{port}"))
             with client(f"http://127.0.0.1:{port}") as c:
                 table = c.tenant(1, 1).table("shop.orders")
                 again = table.page(start="earliest", end=str(before.resolved_ts))
