@@ -28,10 +28,8 @@ from tistream.http.auth.core.roles import Right
 from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
 from tistream.limits import INT_MAX
-from tistream.log import published_seeds
+from tistream.log.published_seeds import publish
 from tistream.objectstore.protocol import ObjectStore
-
-publish = published_seeds.publish  #: as the route does it
 
 
 class NewSeed(BaseModel):

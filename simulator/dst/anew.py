@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import zstandard
 
-from apiserver.control.seeds import publish
 from pusher.seed_push import push_seed
 from reading.asof.source import TableSource
 from reading.pages.pull import pull
@@ -49,6 +48,7 @@ from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.codec.seed_file import SEED
 from tistream.errors import BeyondQuarantine, ErrorKind, StateForbids, TenantDeleted, TiStreamError
 from tistream.ids import Tenant
+from tistream.log.published_seeds import publish
 from tistream.objectstore.layout import BatchKey, SchemaSnapKey
 
 if TYPE_CHECKING:

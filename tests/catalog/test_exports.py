@@ -272,10 +272,10 @@ class TestRestore:
         exporter_of(catalog, store, clock).step(epoch)
         empty.migrate()
         with empty.transaction() as conn:
-            record_event(conn, EventKind.CATALOG_CONFIRMED, "of nobody")
+            record_event(conn, EventKind.CATALOG_CONFIRMED, "written before the restore")
         empty.generation = None  # the operator's process
         restore(empty, store, clock, sealing=Sealing(), by="x")
-        assert "of nobody" not in str(contents(empty)["events"])
+        assert "written before the restore" not in str(contents(empty)["events"])
 
     def test_refuses_a_database_in_use_and_a_bucket_without_exports(
         self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock

@@ -130,7 +130,7 @@ def test_every_route_that_waits_counts_the_waits_of_a_caller(tables: ApiWorld, k
 
 
 async def first_answers(method: str, address: str, given: dict[str, str]) -> Counter[int]:
-    """The statuses of the first four answers of six requests: nobody waits for those that may wait."""
+    """The statuses of the first four answers to six requests. The two that wait are cancelled."""
     async with httpx2.AsyncClient(timeout=30) as http:
         params = [{**given, "wait": "10", **({} if given else {"member": f"m{n}"})} for n in range(6)]
         requests = [asyncio.ensure_future(http.request(method, address, params=each)) for each in params]

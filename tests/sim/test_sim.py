@@ -262,7 +262,7 @@ SHOWN: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, int], tuple[st
     ("consumers", (1, 9), {"without": NO_BOUNDS}, {}, ("is refused",)),
     # processes of both releases beside each other, and the feature once none of the older one lives
     ("mixed", (0, 1), {}, {"upgraded": 5, "downgraded": 1, "switched_on": 0}, ()),
-    # all that a restored catalog names is there, and nobody of before writes to it
+    # every object that a restored catalog names exists, and no earlier process writes to it
     ("lost", (1, 2, 9), {}, {"restored": 0}, ("the restore is confirmed",)),
     ("upkeep", (1,), {"without": NO_BOUNDS}, {}, ("an operator moves the tenant to PAUSED",)),
 ]
