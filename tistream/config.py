@@ -53,7 +53,7 @@ class ExportsSettings(_Section):
     """Exports of the catalog into the bucket, by the leading meta server. Objects are deleted once the newest verified
     export has the decision, so a catalog that is restored from it misses none."""
 
-    interval_s: float = Field(0, ge=0, description="how often the catalog is exported, 300 is a good value; 0 = never")
+    interval_s: float = Field(300, ge=0, description="how often the catalog is exported; 0 = never")
     keep: int = Field(12, ge=1, le=10_000, description="exports to keep")
     key_file: str = Field(
         "",

@@ -76,6 +76,7 @@ def quick(server: GuardedS3, pushers: str, catalog: str) -> dict[str, str]:
         "TISTREAM_MAINTENANCE_SAVED_PER_MB_MIN": "0",
         "TISTREAM_META_COLLECT_INTERVAL_S": "1",
         "TISTREAM_META_COLLECT_GRACE_S": "1",
+        "TISTREAM_EXPORTS_INTERVAL_S": "1",
     }
 
 

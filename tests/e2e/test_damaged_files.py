@@ -147,4 +147,4 @@ def test_damaged_files_hold_the_log_up_and_nothing_is_lost(pushed: Path, expecte
         assert last < resolved(up.url) == last_resolved_ts
         with client(up.url) as c:
             well = {"status": "ok", "problems": []}
-            eventually(lambda: c.get("/healthz") == well, lambda: c.get("/healthz"))
+            eventually(lambda: well.items() <= c.get("/healthz").items(), lambda: c.get("/healthz"))

@@ -20,6 +20,7 @@ from tistream import ts as tso
 
 #: rounds of retention, maintenance and reclaiming each second; bases a little below the recording's end, and no merges
 OFTEN = {
+    "TISTREAM_EXPORTS_INTERVAL_S": "2",
     "TISTREAM_DISPATCHER_RECLAIM_INTERVAL_MS": "1000",
     "TISTREAM_SORTER_SNAPSHOT_INTERVAL_MS": "2000",
     "TISTREAM_META_RETENTION_INTERVAL_S": "1",
