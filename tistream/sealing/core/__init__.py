@@ -1,0 +1,1 @@
+"""The pure parts of sealing: bytes and times in, bytes and decisions out."""
