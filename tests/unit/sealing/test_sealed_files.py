@@ -127,7 +127,7 @@ def test_any_range_is_opened_from_the_blocks_that_hold_it(size: int, data: st.Da
 def test_a_range_beyond_the_content_or_with_a_part_of_its_blocks_is_refused() -> None:
     sealed = by_service(content(BLOCK_BYTES + 10))
     reader = RangeReader(sealed.head, MINE, NAME)
-    with pytest.raises(CorruptObject, match="shorter than the range"):
+    with pytest.raises(CorruptObject, match="shorter than it should be"):
         reader.blocks(BLOCK_BYTES, 11)
     blocks = reader.blocks(5, 10)
     with pytest.raises(CorruptObject, match="cut off"):

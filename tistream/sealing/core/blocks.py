@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
+from tistream.objectstore.keys import too_short
 from tistream.sealing.core.derive import FileKey
 from tistream.sealing.core.head import HEAD_BYTES, Buffer, SealHead
 
@@ -42,7 +43,7 @@ def block_range(head: SealHead, offset: int, length: int, name: str) -> BlockRan
     if offset < 0 or length < 0:
         raise InvalidInput("a range begins at 0 or later and has no negative length", offset=offset, length=length)
     if offset + length > head.size:
-        raise CorruptObject("the object is shorter than the range", key=name, offset=offset, length=length)
+        raise too_short(name, offset, length, head.size)
     first = min(offset // BLOCK_BYTES, _count(head.size) - 1)
     last = max(first, (offset + length - 1) // BLOCK_BYTES)
     end = min((last + 1) * BLOCK_BYTES, head.size) + (last + 1) * TAG_BYTES
