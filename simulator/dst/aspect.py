@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.dst.database import SimCatalog
 from tistream.catalog.work.features import Feature
+from tistream.objectstore.protocol import ObjectStore
 from tistream.release import Release
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ class Aspect:
         """Options of a meta server."""
         del running
         return {}
+
+    def over(self, store: ObjectStore, role: str) -> ObjectStore:
+        """The way to the bucket of a process of this role; empty: of the end of the run."""
+        del role
+        return store
 
     def enter(self, running: Running) -> None:
         """A process begins; by its own first thread."""

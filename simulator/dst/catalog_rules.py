@@ -78,6 +78,7 @@ class CatalogRules:
     ) -> None:
         self._objects, self._violated = objects, violated
         self.clock_jumps = False
+        self.opened: Callable[[str, bytes], bytes] = lambda _, data: data  #: the content of an object
         self.more: list[Any] = []  #: rules of aspects, which look after these
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
         self.jobs = JobRules(violated)
@@ -300,7 +301,7 @@ class CatalogRules:
             referred, key = refers.get(task_id, set()), task.snapshot_key
             if referred == self._refers.get(task_id) or key is None or key not in self._objects:
                 continue
-            named = objects_named_by(key, self._objects[key][0]) | {key}
+            named = objects_named_by(key, self.opened(key, self._objects[key][0])) | {key}
             if referred != named:
                 self._violated(f"torn: task {task_id} refers to {sorted(referred)}, {key} to {sorted(named)}")
         self._refers = refers
@@ -309,7 +310,7 @@ class CatalogRules:
         """The positions recorded in a snapshot."""
         if key is None or key not in self._objects:
             return {}
-        positions = SegmentFile.open(key, self._objects[key][0]).head["positions"]
+        positions = SegmentFile.open(key, self.opened(key, self._objects[key][0])).head["positions"]
         return {
             (int(store), int(incarnation)): (seq, bool(closed))
             for store, of_store in positions.items()

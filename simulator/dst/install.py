@@ -32,6 +32,7 @@ ROOMS = (
     "replicator",
     "tistream.catalog",
     "tistream.exports",
+    "tistream.sealing",
 )
 SINGLE = (
     *("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain"),

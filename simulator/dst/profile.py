@@ -39,6 +39,7 @@ class Profile:
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     mixed: bool = False  #: processes run one of two releases, and an operator replaces them
     lost: bool = False  #: the catalog is lost and restored
+    sealed: bool = False  #: the tenant is sealed, with a KMS that fails
     contradictions: int = 0  #: rows with which stores contradict their own promises
     anew: bool = False  #: a second tenant's store does so with a true row; the tenant is replaced by a new one
     members: int = 0  #: processes that read one consumer

@@ -412,6 +412,24 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 5, "crash_io": 4, "pause": 4, "double": 1},
             victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher"),
         ),
+        Profile(
+            name="sealed",
+            about="the tenant's objects are sealed; its KMS refuses, throttles and goes away; keys are rotated",
+            upstream=replace(upstream.TINY, rows=4, patience=3),
+            sealed=True,
+            actions=200,
+            action_s=0.06,
+            compactors=1,
+            compact_s=0.8,
+            collect_s=0.5,
+            grace_ms=1000,
+            tick_s=0.4,
+            flush_s=0.2,
+            snapshot_s=0.6,
+            amounts=(0.3, 1.5, 4.0),
+            faults=_only(slow=0.05, put_lost=0.05, put_late=0.04, get_refused=0.02, get_torn=0.003, db_lost=0.02),
+            chaos={"crash": 3, "crash_io": 3, "pause": 3, "double": 1},
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -446,7 +464,7 @@ def profile_of(seed: int) -> Profile:
         return PROFILES["isolation"]
     named = (
         *("usual", "calm", "isolation", "promises", "anew", "jobs", "consumers"),
-        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed", "lost"),
+        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed", "lost", "sealed"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

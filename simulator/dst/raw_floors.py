@@ -24,7 +24,6 @@ from schemas.registry.schema_registry import SchemaRegistry
 from simulator.dst.database import SimCatalog
 from simulator.dst.replication import Replication
 from simulator.dst.running import TENANT, Running
-from simulator.dst.store import SimStore
 from simulator.raw_workload import RawRow
 from tistream import ts as tso
 from tistream.catalog.log.bases import base_segments_of, list_bases
@@ -35,6 +34,7 @@ from tistream.codec.newest import KEY_VERSION
 from tistream.errors import ErrorKind, TiStreamError, TsExpired
 from tistream.log.table_rows import base_rows
 from tistream.model.change import FLAG_SCANNED
+from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
@@ -81,7 +81,7 @@ def _raise(world: World, catalog: SimCatalog, rand: random.Random) -> None:
 def judge(
     world: World,
     catalog: SimCatalog,
-    store: SimStore,
+    store: ObjectStore,
     reader: LogReader,
     every: Mapping[bytes, Sequence[RawRow]],
     upto: int,
@@ -109,7 +109,7 @@ def judge(
                 world.oracle.violated(f"raw as of {as_of}, the floor is {row.floor_ts}: {key!r} {wrong}")
 
 
-def _versions(catalog: SimCatalog, store: SimStore, reader: LogReader, base: Base, upto: int) -> _Known:
+def _versions(catalog: SimCatalog, store: ObjectStore, reader: LogReader, base: Base, upto: int) -> _Known:
     """What a reader has who begins with this base, by key."""
     known = _Known(list)
     if isinstance(base.source, BaseRow):

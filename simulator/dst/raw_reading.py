@@ -10,12 +10,13 @@ from simulator.dst.raw_floors import judge
 from simulator.dst.raw_rules import RawRules
 from simulator.dst.replication import Replication
 from simulator.dst.running import TENANT, Running, SimClock
-from simulator.dst.store import FarStore, SimStore
+from simulator.dst.store import FarStore
 from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.tasks import frontier
 from tistream.codec.raw.keys import KeyMode, keyspace_range
 from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError, TsExpired
+from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
@@ -45,7 +46,8 @@ class RawLog:
 
     def read(self, running: Running) -> None:
         """Read pages from where the last one ended, or from an older place."""
-        rand, store = running.rand, FarStore(self._world.bucket, self._world.profile.reader_slow_s, running.rand)
+        rand, far = running.rand, FarStore(self._world.bucket, self._world.profile.reader_slow_s, running.rand)
+        store = self._world.way_to_bucket(running.role, far)
         reader = LogReader(running.catalog, store, running.clock)
         places = [0]
         while not running.stopping.wait(0.3 + rand.random() * 2):
@@ -62,7 +64,7 @@ class RawLog:
                 if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                     raise
 
-    def read_whole(self, catalog: SimCatalog, store: SimStore, clock: SimClock, upto: int) -> None:
+    def read_whole(self, catalog: SimCatalog, store: ObjectStore, clock: SimClock, upto: int) -> None:
         """Read all of the log, and judge it."""
         reader = LogReader(catalog, store, clock)
         at = floor_ts = get_tenant(catalog, TENANT).floor_ts

@@ -12,7 +12,6 @@ from replicator.worker import ReplicationWorker
 from simulator.dst import threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.scheduler import Process
-from simulator.dst.store import SimStore
 from sorter.worker.worker import SorterWorker
 from tistream.catalog.database.generation import check_bucket, has_exported
 from tistream.catalog.work.drain import drain
@@ -20,6 +19,7 @@ from tistream.errors import Fenced, TiStreamError
 from tistream.ids import Tenant
 from tistream.model.problem import Problem
 from tistream.objectstore.generations import FIRST, LOOK_S, CatalogReplaced, GenerationWatch, WatchedStore
+from tistream.objectstore.protocol import ObjectStore
 from tistream.release import ReleaseTooOld
 from tistream.runtime.service import Repeating, Service, ServiceGroup
 
@@ -53,7 +53,7 @@ class Running:
     role: str
     name: str
     catalog: SimCatalog
-    store: SimStore | WatchedStore
+    store: ObjectStore
     stopping: Any
     rand: random.Random = field(init=False)  #: drawn by its first thread, as is the error of its clock
     clock: SimClock = field(init=False)

@@ -13,6 +13,7 @@ from simulator.dst.profile import Profile
 from simulator.dst.raw_reading import RawLog, raw_rules
 from simulator.dst.replication import Replication
 from simulator.dst.roles import roles_of, run_role
+from simulator.dst.sealed import Sealed
 from simulator.dst.sinking import Sinking
 from simulator.dst.tidb_reading import TidbLog
 from simulator.dst.upkeep import Upkeep
@@ -30,6 +31,7 @@ def parts_of(profile: Profile) -> Parts:
         (profile.future, Future),
         (profile.mixed, Mixed),
         (profile.lost, Lost),
+        (profile.sealed, Sealed),
         (profile.other_tenants, OtherTenants),
         (profile.anew, Anew),
         (profile.contradictions, Contradictions),

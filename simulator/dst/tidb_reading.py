@@ -13,9 +13,10 @@ from reading.served import position
 from reading.served.services import Services
 from simulator.dst.database import SimCatalog
 from simulator.dst.running import TENANT, Running, SimClock
-from simulator.dst.store import FarStore, SimStore
+from simulator.dst.store import FarStore
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError
+from tistream.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
@@ -37,7 +38,8 @@ class TidbLog:
 
     def read(self, running: Running) -> None:
         """Pulls: continues at its cursor, or restarts at an old one or from the beginning."""
-        rand, store = running.rand, FarStore(self._world.bucket, self._world.profile.reader_slow_s, running.rand)
+        rand, far = running.rand, FarStore(self._world.bucket, self._world.profile.reader_slow_s, running.rand)
+        store = self._world.way_to_bucket(running.role, far)
         services = Services.create(running.catalog, store, running.clock)
         cursors: list[str] = []
         while not running.stopping.wait(0.3 + rand.random() * 2):
@@ -54,7 +56,7 @@ class TidbLog:
             if cursor is not None:
                 cursors.append(cursor)
 
-    def read_whole(self, catalog: SimCatalog, store: SimStore, clock: SimClock, upto: int) -> None:
+    def read_whole(self, catalog: SimCatalog, store: ObjectStore, clock: SimClock, upto: int) -> None:
         """Read all of the log."""
         self._read_once(Services.create(catalog, store, clock), "final reader", None, 100_000)
 

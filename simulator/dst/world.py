@@ -36,6 +36,7 @@ from tistream.catalog.work.stores import issue_incarnation
 from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SchemaSnapKey
+from tistream.objectstore.protocol import ObjectStore
 from tistream.release import THIS_RELEASE, Release
 
 A = TypeVar("A", bound=Aspect)
@@ -74,7 +75,7 @@ class ReadLog(Protocol):
     def read(self, running: Running) -> None:
         """Read as a process, until it ends."""
 
-    def read_whole(self, catalog: SimCatalog, store: SimStore, clock: SimClock, upto: int) -> None:
+    def read_whole(self, catalog: SimCatalog, store: ObjectStore, clock: SimClock, upto: int) -> None:
         """Read all of the log at the end of the run."""
 
 
@@ -235,12 +236,19 @@ class World:
             role=role,
             name=name,
             catalog=SimCatalog(self.database, self._release_of(name)),
-            store=SimStore(self.bucket),
+            store=self.way_to_bucket(role),
             stopping=threads.Event(),
         )
         self.running.append(running)
         threads.spawn(process, lambda: self._run_role(self, running), "main")
         return running
+
+    def way_to_bucket(self, role: str, store: ObjectStore | None = None) -> ObjectStore:
+        """What a process of this role uses in front of its `store`."""
+        store = store or SimStore(self.bucket)
+        for aspect in self.aspects:
+            store = aspect.over(store, role)
+        return store
 
     def _release_of(self, name: str) -> Release:
         releases = (aspect.release_of(name) for aspect in self.aspects)
@@ -429,7 +437,7 @@ class World:
         done: list[bool] = []
 
         def pull() -> None:
-            store, catalog = SimStore(self.bucket), SimCatalog(self.database)
+            store, catalog = self.way_to_bucket(""), SimCatalog(self.database)
             self.log.read_whole(catalog, store, SimClock(self._main, self.unix_ms, 0), self._last_commit())
             for aspect in self.aspects:
                 aspect.at_rest()

@@ -11,7 +11,7 @@ once, and its bytes are sent again as often as it takes: other bytes would be an
 from __future__ import annotations
 
 import hmac
-import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -65,7 +65,7 @@ class SealedObject:
 
 def seal_own(content: Buffer, root: bytes, tenant: Tenant, of: EpochId, name: str) -> SealedObject:
     """Seal what a service writes at this key (`name`, below bucket and prefix)."""
-    salt = os.urandom(KEY_BYTES)
+    salt = secrets.token_bytes(KEY_BYTES)
     file_key = own_file_key(epoch_key(root, tenant, of), salt, name)
     secret = salt.ljust(SECRET_BYTES, b"\0")
     head = SealHead(by=SealedBy.SERVICE, of=of, size=len(content), secret=secret, commitment=file_key.commitment)
@@ -82,7 +82,7 @@ def seal_pushed(
     comparison_key: bytes | None = None,
 ) -> SealedObject:
     """Seal what a pusher writes at this key; with a `comparison_key` the head tells whether two contents are equal."""
-    secret = os.urandom(KEY_BYTES)
+    secret = secrets.token_bytes(KEY_BYTES)
     file_key = pushed_file_key(secret, name)
     sealed_secret = _SUITE.encrypt(
         secret, X25519PublicKey.from_public_bytes(public.key), info=_hpke_info(tenant, public.of, name)

@@ -1,0 +1,163 @@
+"""A tenant whose objects are sealed, and a KMS that refuses, throttles and goes away.
+
+    from the first       services seal from the beginning
+    later                they begin in the middle of the run: plain objects stay and are read
+    there and back       they begin, and later write plain objects again
+
+Each process opens a root by itself, and uses it for a while after the grant of the KMS. Roots and epochs are rotated
+all the time. Pushers write plain files.
+
+    sealed    what services write while they are to seal is sealed
+
+Every other rule of a run holds: a key that is refused is never damage, and after the grant everything continues.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from simulator.dst.aspect import Aspect
+from simulator.dst.running import TENANT
+from tistream.errors import StoreUnavailable
+from tistream.ids import Tenant
+from tistream.objectstore.layout import CommittedKey, CompactedKey, SchemasKey, SnapshotKey, parse
+from tistream.objectstore.protocol import ObjectStore
+from tistream.sealing.core.derive import EpochId
+from tistream.sealing.core.head import is_sealed
+from tistream.sealing.files import open_object
+from tistream.sealing.store import SealedStore
+
+if TYPE_CHECKING:
+    from simulator.dst.world import World
+
+HOW = ("from the first", "later", "there and back")
+_LIFE_S = 0.6  #: of an opened root
+_EPOCH_S = 0.5
+_ROOT_S = 2.0
+_GRANTED_S = 1.5  #: mean time between two faults of the KMS
+_FAULT_S = (0.1, 2.5)
+_WRITTEN = (CommittedKey, SnapshotKey, SchemasKey, CompactedKey)
+
+
+class Sealed(Aspect):
+    """The keys of one run, its KMS, and the rule."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rand = rand = random.Random(f"{world.seed}/sealed")
+        self._how = rand.choice(HOW)
+        self._secret = rand.randbytes(32)
+        self._fault = ""  #: of the KMS, now
+        self.current: EpochId | None = None
+        self._counts = {"sealed": 0, "rotated": 0, "kms_faults": 0, "not_opened": 0}
+        if self._how == "from the first":
+            self.current = EpochId(root_no=1, epoch=1)
+        world.oracle.rules.opened = self._opened
+
+    def over(self, store: ObjectStore, role: str) -> ObjectStore:
+        return store if role == "pusher" else _Judged(store, _Roots(self), self)
+
+    def start(self) -> None:
+        world = self._world
+        world.tell(f"sealing: {self._how}")
+        s, length = world.scheduler, world.actions * world.profile.action_s
+        if self._how != "from the first":
+            s.call_at(s.now + length * self._rand.uniform(0.1, 0.5), lambda: self._seal(EpochId(root_no=1, epoch=1)))
+        if self._how == "there and back":
+            s.call_at(s.now + length * self._rand.uniform(0.6, 0.9), lambda: self._seal(None))
+        self._rotate()
+        s.call_at(s.now + self._rand.expovariate(1 / _GRANTED_S), self._fail)
+
+    def rest(self) -> None:
+        self._mend()
+
+    def at_rest(self) -> None:
+        if self._how == "from the first":
+            for key, (data, _) in self._world.bucket.objects.items():
+                if isinstance(parse(key), _WRITTEN) and not is_sealed(data):
+                    self._world.oracle.violated(f"sealed: {key} is plain")
+
+    def counts(self) -> dict[str, int]:
+        return self._counts
+
+    def ask(self) -> None:
+        """Ask the KMS for a root."""
+        if self._fault:
+            self._counts["not_opened"] += 1
+            raise StoreUnavailable(f"the KMS {self._fault}", determinate=True)
+
+    def root(self, root_no: int) -> bytes:
+        return bytes(byte ^ root_no for byte in self._secret)
+
+    def now(self) -> float:
+        return self._world.scheduler.now
+
+    def wrote(self, key: str) -> None:
+        self._counts["sealed"] += 1
+
+    def _opened(self, key: str, data: bytes) -> bytes:
+        return bytes(open_object(data, lambda _, no: self.root(no), TENANT, key)) if is_sealed(data) else data
+
+    def _seal(self, under: EpochId | None) -> None:
+        self.current = under
+        self._world.tell(f"services seal under {under}")
+
+    def _rotate(self) -> None:
+        s, at = self._world.scheduler, self.current
+        if at is not None:
+            self._counts["rotated"] += 1
+            is_new = self._rand.random() < _EPOCH_S / _ROOT_S
+            self.current = EpochId(root_no=at.root_no + is_new, epoch=at.epoch + 1)
+        if not self._world.resting:
+            s.call_at(s.now + _EPOCH_S, self._rotate)
+
+    def _fail(self) -> None:
+        if self._world.resting:
+            return
+        self._counts["kms_faults"] += 1
+        self._fault = self._rand.choice(("refuses the key", "throttles", "does not answer"))
+        self._world.tell(f"the KMS {self._fault}")
+        s = self._world.scheduler
+        s.call_at(s.now + self._rand.uniform(*_FAULT_S), self._mend)
+
+    def _mend(self) -> None:
+        s = self._world.scheduler
+        if self._fault:
+            self._fault = ""
+            self._world.tell("the KMS opens again")
+        if not self._world.resting:
+            s.call_at(s.now + self._rand.expovariate(1 / _GRANTED_S), self._fail)
+
+
+class _Roots:
+    """The opened roots of one process."""
+
+    def __init__(self, run: Sealed) -> None:
+        self._run = run
+        self._granted: dict[int, float] = {}
+
+    def has_sealed(self, tenant: Tenant) -> bool:
+        return tenant == TENANT
+
+    def current(self, tenant: Tenant) -> EpochId | None:
+        return self._run.current
+
+    def root(self, tenant: Tenant, root_no: int) -> bytes:
+        now_s = self._run.now()
+        if now_s - self._granted.get(root_no, -_LIFE_S) >= _LIFE_S:
+            self._run.ask()
+            self._granted[root_no] = now_s
+        return self._run.root(root_no)
+
+
+class _Judged(SealedStore):
+    """The way of one process to the bucket."""
+
+    def __init__(self, inner: ObjectStore, roots: _Roots, run: Sealed) -> None:
+        super().__init__(inner, roots)
+        self._run = run
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        super().put(key, data)
+        self._run.wrote(key)
