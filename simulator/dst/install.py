@@ -60,6 +60,10 @@ _SHORTENED: Mapping[str, float] = {
     "LANE_LEASE_MS": 1500,
     "BUILD_LEASE_MS": 3000,
     "BUILD_RENEW_MS": 700,
+    "ROOT_LIFE_S": 0.8,
+    "ROOT_REFRESH_S": 0.5,
+    "ROOT_PAUSE_FIRST_S": 0.05,
+    "ROOT_PAUSE_MAX_S": 0.4,
     "SILENT_S": 3.0,  #: of a peer of the feed until it is considered dead
 }
 #: bounds of the sorter that a scenario may lower

@@ -1,4 +1,4 @@
-"""Mutants of sealing: what is sealed, and what a refused key means."""
+"""Mutants of sealing: what is sealed, what a refused key means, and how long a root is open."""
 
 from __future__ import annotations
 
@@ -22,5 +22,21 @@ broken(
         "content = open_object(data, self._roots.root, tenant, key)",
         "try: content = open_object(data, self._roots.root, tenant, key)\n"
         "    except Exception as e: raise CorruptObject('the key does not fit', object=key) from e",
+    ),
+)
+broken(
+    "minute-from-the-answer (sealed): an opened root lives from when the KMS has answered",
+    (
+        "tistream.sealing.core.lifetimes:RootLife.grant",
+        "self.granted_s, self.asked_s = self.asked_s, None",
+        "self.granted_s, self.asked_s = (self.asked_s or 0) + 0.2, None",
+    ),
+)
+broken(
+    "root-never-expires (sealed): an opened root is used until the KMS refuses it",
+    (
+        "tistream.sealing.core.lifetimes:RootLife.is_open",
+        "self.granted_s is not None and now_s - self.granted_s < ROOT_LIFE_S",
+        "self.granted_s is not None",
     ),
 )

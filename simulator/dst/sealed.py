@@ -4,10 +4,11 @@
     later                they begin in the middle of the run: plain objects stay and are read
     there and back       they begin, and later write plain objects again
 
-Each process opens a root by itself, and uses it for a while after the grant of the KMS. Roots and epochs are rotated
-all the time. Pushers write plain files.
+Each process has a keyring, whose minute is shorter here. Roots and epochs are rotated all the time. Pushers write plain
+files.
 
     sealed    what services write while they are to seal is sealed
+    opened    no root is used longer than its life after the newest request that the KMS granted had begun
 
 Every other rule of a run holds: a key that is refused is never damage, and after the grant everything continues.
 """
@@ -18,21 +19,26 @@ import random
 from typing import TYPE_CHECKING
 
 from simulator.dst.aspect import Aspect
-from simulator.dst.running import TENANT
-from tistream.errors import StoreUnavailable
+from simulator.dst.running import TENANT, SimClock
+from simulator.dst.scheduler import Process
+from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.objectstore.layout import CommittedKey, CompactedKey, SchemasKey, SnapshotKey, parse
 from tistream.objectstore.protocol import ObjectStore
+from tistream.sealing.core import lifetimes
 from tistream.sealing.core.derive import EpochId
 from tistream.sealing.core.head import is_sealed
 from tistream.sealing.files import open_object
+from tistream.sealing.keyring import Keyring
+from tistream.sealing.kms.protocol import Answer, KeyRefused, KmsUnavailable
 from tistream.sealing.store import SealedStore
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
 
 HOW = ("from the first", "later", "there and back")
-_LIFE_S = 0.6  #: of an opened root
+_CALL_S = (0.0, 0.3)  #: that a request to the KMS takes
+_REFUSES = "refuses the key"
 _EPOCH_S = 0.5
 _ROOT_S = 2.0
 _GRANTED_S = 1.5  #: mean time between two faults of the KMS
@@ -56,7 +62,8 @@ class Sealed(Aspect):
         world.oracle.rules.opened = self._opened
 
     def over(self, store: ObjectStore, role: str) -> ObjectStore:
-        return store if role == "pusher" else _Judged(store, _Roots(self), self)
+        clock = SimClock(Process("keyring", self._world.scheduler), self._world.unix_ms, 0)
+        return store if role == "pusher" else _Judged(store, _Roots(self, clock), self)
 
     def start(self) -> None:
         world = self._world
@@ -82,16 +89,21 @@ class Sealed(Aspect):
         return self._counts
 
     def ask(self) -> None:
-        """Ask the KMS for a root."""
-        if self._fault:
+        """Ask the KMS for a root; it decides when the request arrives, and its answer takes as long again."""
+        s = self._world.scheduler
+        takes_s = self._rand.uniform(*_CALL_S) / 2
+        s.sleep(takes_s)
+        fault = self._fault
+        s.sleep(takes_s)
+        if fault:
             self._counts["not_opened"] += 1
-            raise StoreUnavailable(f"the KMS {self._fault}", determinate=True)
+            raise (KeyRefused if fault == _REFUSES else KmsUnavailable)(f"the KMS {fault}")
+
+    def violated(self, what: str) -> None:
+        self._world.oracle.violated(what)
 
     def root(self, root_no: int) -> bytes:
         return bytes(byte ^ root_no for byte in self._secret)
-
-    def now(self) -> float:
-        return self._world.scheduler.now
 
     def wrote(self, key: str) -> None:
         self._counts["sealed"] += 1
@@ -116,7 +128,7 @@ class Sealed(Aspect):
         if self._world.resting:
             return
         self._counts["kms_faults"] += 1
-        self._fault = self._rand.choice(("refuses the key", "throttles", "does not answer"))
+        self._fault = self._rand.choice((_REFUSES, "throttles", "does not answer"))
         self._world.tell(f"the KMS {self._fault}")
         s = self._world.scheduler
         s.call_at(s.now + self._rand.uniform(*_FAULT_S), self._mend)
@@ -131,11 +143,12 @@ class Sealed(Aspect):
 
 
 class _Roots:
-    """The opened roots of one process."""
+    """The roots of one process."""
 
-    def __init__(self, run: Sealed) -> None:
-        self._run = run
-        self._granted: dict[int, float] = {}
+    def __init__(self, run: Sealed, clock: Clock) -> None:
+        self._run, self._clock = run, clock
+        self._keyring = Keyring(self._unwrap, clock)
+        self._granted: dict[int, float] = {}  # root -> when the newest granted request began
 
     def has_sealed(self, tenant: Tenant) -> bool:
         return tenant == TENANT
@@ -144,11 +157,18 @@ class _Roots:
         return self._run.current
 
     def root(self, tenant: Tenant, root_no: int) -> bytes:
-        now_s = self._run.now()
-        if now_s - self._granted.get(root_no, -_LIFE_S) >= _LIFE_S:
-            self._run.ask()
-            self._granted[root_no] = now_s
-        return self._run.root(root_no)
+        self._keyring.refresh()  # what a thread does in a deployment
+        root = self._keyring.root(tenant, root_no)
+        age_s = self._clock.monotonic() - self._granted[root_no]
+        if age_s >= lifetimes.ROOT_LIFE_S:
+            self._run.violated(f"opened: root {root_no} is used {age_s:.3f} s after the KMS's last grant")
+        return root
+
+    def _unwrap(self, tenant: Tenant, root_no: int) -> Answer:
+        began_s = self._clock.monotonic()
+        self._run.ask()
+        self._granted[root_no] = began_s
+        return Answer(root=self._run.root(root_no), wrapped=b"", request_id="")
 
 
 class _Judged(SealedStore):

@@ -19,8 +19,10 @@ SEEDS = 128  # tried, after the recorded one: a change of the simulator may move
 
 #: mutant -> a seed of its scenario that showed it
 FIRST = {
-    "plain-without-a-key": 0,
+    "plain-without-a-key": 6,
     "refusal-is-damage": 0,
+    "minute-from-the-answer": 0,
+    "root-never-expires": 0,
     "rejected-goes-on": 0,
     "deleted-served": 0,
     "seed-left-out": 0,

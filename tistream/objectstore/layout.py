@@ -8,6 +8,8 @@
     seeds/cluster-{c}/tenant-{t}/{ts:020d}/{n:06d}.seg
     compacted/cluster-{c}/tenant-{t}/{job}/{range:05d}-{lo:020d}-{hi:020d}.parquet
     bases/cluster-{c}/tenant-{t}/{job}/{range:05d}-{ts:020d}-{n:06d}.seg
+    keys/cluster-{c}/tenant-{t}/{root:06d}.json
+    keys/cluster-{c}/tenant-{t}/{root:06d}-{n}.json
     data_change_buffer/cluster-{c}/tenant-{t}/probe/{name}
     exports/manifests/{generation:06d}-{leader_epoch:06d}-{export:012d}.json
     exports/pieces/{generation:06d}-{leader_epoch:06d}/{digest}.piece
@@ -42,6 +44,7 @@ _COMPACTED = re.compile(
 )
 _PROBE = re.compile(rf"data_change_buffer/{_TENANT}/probe/(?P<p>[a-z0-9-]{{1,64}})")
 _BASE = re.compile(rf"bases/{_TENANT}/(?P<j>[A-Za-z0-9_.-]+)/(?P<r>\d{{5,}})-(?P<ts>\d{{20}})-(?P<n>\d{{6,}})\.seg")
+_WRAP = re.compile(rf"keys/{_TENANT}/(?P<r>\d{{6,}})(?:-(?P<n>[1-9]\d*))?\.json")
 _EXPORT = re.compile(r"exports/manifests/(?P<g>\d{6,})-(?P<e>\d{6,})-(?P<n>\d{12,})\.json")
 _EXPORT_PIECE = re.compile(r"exports/pieces/(?P<g>\d{6,})-(?P<e>\d{6,})/(?P<d>[0-9a-f]{64})\.piece")
 _GENERATION = re.compile(r"generations/(?P<g>\d{6,})\.json")
@@ -114,6 +117,11 @@ def seeds_prefix(tenant: Tenant) -> str:
 def seed_prefix(tenant: Tenant, ts: int) -> str:
     """Folder of a tenant's seeds of one timestamp."""
     return f"{seeds_prefix(tenant)}{ts:020d}/"
+
+
+def wraps_prefix(tenant: Tenant) -> str:
+    """Folder of the wrapped roots of a tenant."""
+    return f"keys/{_scope(tenant)}/"
 
 
 def exports_prefix() -> str:
@@ -309,9 +317,21 @@ def foreign_probe(tenant: Tenant, name: str) -> ProbeKey:
     return ProbeKey(tenant=Tenant(tenant.cluster_id, other), name=name)
 
 
-TenantKey = (
-    SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey | ProbeKey
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapKey:
+    """Key of a wrapped root. `n`: 0 of the first wrap, then of each later one, by another KMS key."""
+
+    tenant: Tenant
+    root_no: int
+    n: int = 0
+
+    def __str__(self) -> str:
+        again = f"-{self.n}" if self.n else ""
+        return f"{wraps_prefix(self.tenant)}{self.root_no:06d}{again}.json"
+
+
+FileKey = SchemaSnapKey | BatchKey | CommittedKey | SnapshotKey | SchemasKey | SeedKey | CompactedKey | BaseKey
+TenantKey = FileKey | ProbeKey | WrapKey
 AnyKey = TenantKey | ExportKey | ExportPieceKey | GenerationKey | JournalKey
 
 
@@ -359,6 +379,8 @@ def _parse(key: str) -> AnyKey | None:
         return CompactedKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), lo_ts=int(m["lo"]), hi_ts=int(m["hi"]))
     if m := _BASE.fullmatch(key):
         return BaseKey(tenant=_tenant(m), job=m["j"], range_id=int(m["r"]), ts=int(m["ts"]), n=int(m["n"]))
+    if m := _WRAP.fullmatch(key):
+        return WrapKey(tenant=_tenant(m), root_no=int(m["r"]), n=int(m["n"] or 0))
     return _parse_of_catalog(key)
 
 

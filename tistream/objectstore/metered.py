@@ -33,6 +33,7 @@ KINDS = {
     "exports": "export",
     "generations": "generation",
     "journal": "journal",
+    "keys": "key",
 }
 OTHER = "other"
 

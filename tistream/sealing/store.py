@@ -17,7 +17,7 @@ from typing import Protocol
 from tistream.errors import CorruptObject, ObjectConflict
 from tistream.ids import Tenant
 from tistream.objectstore.keys import check_range
-from tistream.objectstore.layout import ProbeKey, parse
+from tistream.objectstore.layout import FileKey, parse
 from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 from tistream.sealing.core.derive import EpochId
 from tistream.sealing.core.head import HEAD_BYTES, Buffer, SealHead, decode_head, is_sealed
@@ -101,8 +101,7 @@ class SealedStore:
     def _tenant_of(self, key: str) -> Tenant | None:
         """The tenant, if the object may be sealed."""
         parsed = parse(key)
-        tenant = None if isinstance(parsed, ProbeKey) else getattr(parsed, "tenant", None)
-        return tenant if tenant is not None and self._roots.has_sealed(tenant) else None
+        return parsed.tenant if isinstance(parsed, FileKey) and self._roots.has_sealed(parsed.tenant) else None
 
     def _head(self, key: str) -> SealHead | None:
         """None of a plain object."""

@@ -1,4 +1,5 @@
-"""An S3 server that keeps its objects in a folder: ministack, which can be killed and restarted on the same port.
+"""An S3 server that keeps its objects in a folder, and a KMS: ministack, which can be killed and restarted on the same
+port.
 
 Checks no signatures and honours `If-None-Match: *`. An object whose PUT was answered survives a SIGKILL.
 """
@@ -54,7 +55,7 @@ class DurableS3:
         return {
             **os.environ,
             **CREDENTIALS,
-            "SERVICES": "s3",
+            "SERVICES": "s3,kms",
             "BIND_HOST": self._host,
             "GATEWAY_PORT": str(self.port),
             "SFTP_ENABLED": "0",

@@ -16,6 +16,7 @@ from tistream.objectstore.layout import (
     SchemaSnapKey,
     SeedKey,
     SnapshotKey,
+    WrapKey,
     parse,
 )
 
@@ -44,6 +45,8 @@ KEYS: list[tuple[AnyKey, str]] = [
         JournalKey(generation=2, exports_begun=41, ms=1_790_000_000_123, name="00ff00ff00ff00ff"),
         "journal/000002/000000000041/1790000000123-00ff00ff00ff00ff.json",
     ),
+    (WrapKey(tenant=T, root_no=7), "keys/cluster-12/tenant-3/000007.json"),
+    (WrapKey(tenant=T, root_no=7, n=12), "keys/cluster-12/tenant-3/000007-12.json"),
     (
         BatchKey(tenant=Tenant(0, 0), store_id=0, incarnation=1_000_000, seq=10**12),
         "data_change_buffer/cluster-0/tenant-0/store-0/1000000/file-1000000000000.seg",
@@ -62,6 +65,8 @@ def test_keys_are_spelled_as_documented_and_parse_back(key: AnyKey, text: str) -
     [
         "",
         "committed/cluster-12/tenant-3/",
+        "keys/cluster-12/tenant-3/000007-0.json",
+        "keys/cluster-12/tenant-3/7.json",
         "data_change_buffer/cluster-12/tenant-3/store-5/000007/file-42.seg",
         "data_change_buffer/cluster-12/tenant-3/store-5/7/file-000000000042.seg",
         "data_change_buffer/cluster-012/tenant-3/store-5/000007/file-000000000042.seg",

@@ -1,0 +1,1 @@
+"""Key management services: AWS KMS, and a file for the embedded default."""
