@@ -83,7 +83,7 @@ FIRST = {
     "passed-without-letter": 0,
     "attempted-too-late": 0,
     "attempt-not-repeated": 1,
-    "lane-lease-ignored": 27,
+    "lane-lease-ignored": 7,
     "owner-before-ignored": 3,
     "hold-ignored": 0,
     "continues-at-the-floor": 5,
