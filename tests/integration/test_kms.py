@@ -1,7 +1,8 @@
 """Keys of AWS KMS, over HTTP against ministack's, and of a file.
 
 ministack compares the encryption context and refuses disabled and deleted keys. It enforces no key policy and never
-throttles: those answers come from a double of ours, in the form of the service's own.
+throttles: those answers come from a double of ours, in the form of the service's own. It also opens a wrap with a
+changed bit, so that only a file's wraps are tested for it.
 """
 
 from __future__ import annotations
@@ -160,6 +161,23 @@ def test_refusals_are_told_from_failures(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_kms_that_is_not_there_is_away() -> None:
     with pytest.raises(KmsUnavailable, match="does not answer"):
         AwsKms("alias/x", region=REGION, endpoint="http://127.0.0.1:9").generate(CONTEXT)
+
+
+def test_a_wrap_that_is_cut_off_opens_nothing(kms: Kms) -> None:
+    wrapped = kms.generate(CONTEXT).wrapped
+    for length in range(1, len(wrapped), 5):
+        with pytest.raises(KeyRefused):
+            kms.unwrap(wrapped[:length], CONTEXT)
+
+
+def test_a_wrap_by_a_file_that_is_changed_opens_nothing(tmp_path: Path) -> None:
+    kms = key_file(tmp_path / "key", "5a" * 32)
+    wrapped = kms.generate(CONTEXT).wrapped
+    for at in range(len(wrapped)):
+        with pytest.raises(KeyRefused):
+            kms.unwrap(wrapped[:at] + bytes([wrapped[at] ^ 1]) + wrapped[at + 1 :], CONTEXT)
+    with pytest.raises(KeyRefused):
+        kms.unwrap(wrapped + b"x", CONTEXT)
 
 
 def test_a_file_is_taken_back_and_granted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from tistream.clock import Clock
-from tistream.errors import TiStreamError
+from tistream.errors import CorruptObject, TiStreamError
 from tistream.ids import Tenant
 from tistream.sealing.core.lifetimes import RootLife
 from tistream.sealing.kms.protocol import Answer, KeyRefused, KmsUnavailable
@@ -53,7 +53,7 @@ class Keyring:
 
     def root(self, tenant: Tenant, root_no: int) -> bytes:
         """The opened root. KeyRefused while it is refused; KmsUnavailable when its life has ended and the KMS is
-        away."""
+        away; CorruptObject when its wrap is damaged."""
         of, deadline_s = (tenant, root_no), self._clock.monotonic() + _WAIT_S
         while True:
             with self._changed:
@@ -75,7 +75,7 @@ class Keyring:
 
     def refresh(self) -> None:
         """Ask again for roots whose life is about to end or that were not granted, drop those whose life has ended, and
-        forget those that are not used."""
+        forget those that are not used. A defect in asking ends the step; the next one continues with the others."""
         with self._changed:
             now_s = self._clock.monotonic()
             due = []
@@ -85,9 +85,14 @@ class Keyring:
                 if entry.life.is_idle(now_s) and entry.life.asked_s is None:
                     del self._entries[of]
                 elif entry.life.wants_refresh(now_s):
-                    entry.life.ask(now_s)
                     due.append((of, entry))
         for of, entry in due:
+            # Its request begins only now: while another tenant's KMS was slow, a caller may have asked by itself.
+            with self._changed:
+                now_s = self._clock.monotonic()
+                if not entry.life.wants_refresh(now_s):
+                    continue
+                entry.life.ask(now_s)
             self._ask(of, entry)
 
     def refused(self) -> dict[Tenant, Refusal]:
@@ -100,11 +105,13 @@ class Keyring:
         return refusals
 
     def forget(self, tenant: Tenant) -> None:
-        """Drop a tenant's roots, as when another process was refused: the next use asks the KMS."""
+        """Drop a tenant's roots, as when another process was refused: the next use asks the KMS. A request that runs
+        now opens nothing."""
         with self._changed:
             for of, entry in self._entries.items():
                 if of[0] == tenant:
-                    entry.root, entry.life.granted_s = None, None
+                    entry.root = None
+                    entry.life.forget()
 
     def _ask(self, of: _RootId, entry: _Entry) -> None:
         """Ask the KMS; the caller has begun the request in the entry's life."""
@@ -128,7 +135,7 @@ class Keyring:
             now_s = self._clock.monotonic()
             if answer is not None:
                 entry.life.grant()
-                entry.root, entry.error = answer.root, None
+                entry.root, entry.error = None if entry.life.is_void else answer.root, None
             elif isinstance(error, KeyRefused):
                 entry.life.refuse(now_s)
                 entry.root, entry.error = None, error
@@ -140,5 +147,6 @@ class Keyring:
 
 def _again(error: TiStreamError) -> TiStreamError:
     """The error for another caller, with a traceback of its own."""
-    kind = KeyRefused if isinstance(error, KeyRefused) else KmsUnavailable
+    kinds = (KeyRefused, CorruptObject)  # a damaged wrap is neither a refusal nor an outage
+    kind = next((kind for kind in kinds if isinstance(error, kind)), KmsUnavailable)
     return kind(error.message, **error.facts)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from tistream.errors import CorruptObject
+from tistream.errors import CorruptObject, TooLarge
 from tistream.ids import Tenant
 from tistream.objectstore.bounded import small_object
 from tistream.objectstore.layout import WrapKey, parse, wraps_prefix
 from tistream.objectstore.protocol import ObjectStore
+from tistream.sealing.kms.protocol import context_of
 
 FORMAT = 1
 WRAP_BYTES_MAX = 1 << 16
@@ -63,7 +64,15 @@ def newest_wraps(store: ObjectStore, tenant: Tenant) -> dict[int, Wrap]:
         key = parse(info.key)
         if isinstance(key, WrapKey) and key.n >= newest.get(key.root_no, key).n:
             newest[key.root_no] = key
-    return {root_no: decode_wrap(key, small_object(store, str(key), WRAP_BYTES_MAX)) for root_no, key in newest.items()}
+    return {root_no: _read(store, key) for root_no, key in newest.items()}
+
+
+def _read(store: ObjectStore, key: WrapKey) -> Wrap:
+    try:
+        data = small_object(store, str(key), WRAP_BYTES_MAX)
+    except TooLarge as e:
+        raise CorruptObject("a wrapped root is too large to be one", object=str(key)) from e
+    return decode_wrap(key, data)
 
 
 def decode_wrap(key: WrapKey, data: bytes) -> Wrap:
@@ -76,14 +85,24 @@ def decode_wrap(key: WrapKey, data: bytes) -> Wrap:
             kms=_text(fields["kms"]),
             wrapped=base64.b64decode(_text(fields["wrapped"]), validate=True),
             context={_text(name): _text(context[name]) for name in sorted(context)},
-            created_ms=int(fields["created_ms"]),
+            created_ms=_whole_number(fields["created_ms"]),
         )
         is_whole = fields["format"] == FORMAT and fields["root"] == key.root_no
+        # The KMS would open another tenant's wrap in its own context, and so one tenant's root would seal for another.
+        is_own = wrap.context == context_of(wrap.context["deployment"], key.tenant)
     except (orjson.JSONDecodeError, binascii.Error, KeyError, TypeError, ValueError) as e:
         raise CorruptObject("a wrapped root is damaged", object=str(key), cause=type(e).__name__) from e
     if not is_whole or not 0 < len(wrap.wrapped) <= _WRAPPED_BYTES_MAX:
         raise CorruptObject("a wrapped root is damaged, or of another format", object=str(key))
+    if not is_own:
+        raise CorruptObject("a wrapped root is of another tenant", object=str(key))
     return wrap
+
+
+def _whole_number(value: object) -> int:
+    if type(value) is not int:  # a bool is an int too
+        raise TypeError("not a whole number")
+    return value
 
 
 def _text(value: object) -> str:

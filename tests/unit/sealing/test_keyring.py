@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from tests.kit.manual_clock import ManualClock
-from tistream.errors import CatalogUnavailable, TiStreamError
+from tistream.errors import CatalogUnavailable, CorruptObject, TiStreamError
 from tistream.ids import Tenant
 from tistream.sealing.keyring import Keyring
 from tistream.sealing.kms.protocol import Answer, KeyRefused, KmsUnavailable
@@ -165,6 +165,76 @@ def test_a_tenant_is_forgotten_at_once(keyring: Keyring, kms: Asked) -> None:
         keyring.root(MINE, 1)
     assert keyring.root(OTHER, 1) == root_of(OTHER, 1)
     assert kms.asked[OTHER, 1] == 1
+
+
+def test_a_request_that_began_before_the_tenant_was_forgotten_opens_nothing(clock: ManualClock) -> None:
+    asked = Counter[str]()
+
+    def unwrap(tenant: Tenant, root_no: int) -> Answer:
+        asked["requests"] += 1
+        if asked["requests"] == 1:
+            roots.forget(tenant)  # another thread, while the KMS answers
+            return Answer(root=bytes(32), wrapped=b"w", request_id="")
+        raise KeyRefused("no")
+
+    roots = Keyring(unwrap, clock)
+    with pytest.raises(KeyRefused):
+        roots.root(MINE, 1)
+    assert asked["requests"] == 2
+
+
+def test_a_kms_that_is_slow_takes_nothing_from_the_minute_of_others(clock: ManualClock) -> None:
+    asked_s: list[float] = []
+
+    def unwrap(tenant: Tenant, root_no: int) -> Answer:
+        if tenant == OTHER:
+            asked_s.append(clock.monotonic())
+        elif clock.monotonic() > 0:
+            clock.advance(14)
+            raise KmsUnavailable("slow")
+        return Answer(root=root_of(tenant, root_no), wrapped=b"w", request_id="")
+
+    keyring = Keyring(unwrap, clock)
+    for tenant in (MINE, OTHER):
+        keyring.root(tenant, 1)
+    clock.advance(45)
+    for tenant in (MINE, OTHER):
+        keyring.root(tenant, 1)
+    keyring.refresh()
+    assert asked_s == [0, 59]
+    clock.advance(59)
+    keyring.root(OTHER, 1)
+    assert asked_s == [0, 59]  # its minute began with its own request
+
+
+def test_a_defect_with_one_root_leaves_others_to_be_asked_for(clock: ManualClock) -> None:
+    asked: Counter[Tenant] = Counter()
+
+    def unwrap(tenant: Tenant, root_no: int) -> Answer:
+        asked[tenant] += 1
+        if tenant == MINE and asked[tenant] > 1:
+            raise RuntimeError("a defect")
+        return Answer(root=root_of(tenant, root_no), wrapped=b"w", request_id="")
+
+    keyring = Keyring(unwrap, clock)
+    for tenant in (MINE, OTHER):
+        keyring.root(tenant, 1)
+    clock.advance(45)
+    for tenant in (MINE, OTHER):
+        keyring.root(tenant, 1)
+    with pytest.raises(RuntimeError):
+        keyring.refresh()
+    keyring.refresh()
+    assert asked == {MINE: 2, OTHER: 2}
+
+
+def test_a_damaged_wrap_is_damage_for_every_caller(keyring: Keyring, kms: Asked) -> None:
+    kms.error = CorruptObject("a wrapped root is damaged", object="keys/cluster-1/tenant-1/000001.json")
+    for _ in range(3):
+        with pytest.raises(CorruptObject, match=r"000001\.json"):
+            keyring.root(MINE, 1)
+    assert kms.asked[MINE, 1] == 1
+    assert keyring.refused() == {}
 
 
 def test_a_defect_in_asking_is_no_hang(clock: ManualClock) -> None:

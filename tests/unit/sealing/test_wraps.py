@@ -56,7 +56,15 @@ CHANGES: list[Callable[[dict[str, Any]], Any]] = [
     lambda f: f.update(kms=None),
     lambda f: f.update(context=["prod"]),
     lambda f: f.update(context={"tenant": 2}),
+    lambda f: f.update(context={}),
+    lambda f: f.update(context=context_of("prod", OTHER)),
+    lambda f: f.update(context=context_of("prod", Tenant(2, 2))),
+    lambda f: f["context"].update(more="x"),
+    lambda f: f["context"].pop("deployment"),
     lambda f: f.update(created_ms="then"),
+    lambda f: f.update(created_ms="1790000000000"),
+    lambda f: f.update(created_ms=1.5),
+    lambda f: f.update(created_ms=True),
 ]
 
 
@@ -81,5 +89,6 @@ def test_something_else_is_refused(data: bytes) -> None:
 def test_a_large_object_is_refused_unread() -> None:
     store = MemoryStore()
     store.put(str(wrap(1).key), bytes(1 << 17))
-    with pytest.raises(TooLarge):
+    with pytest.raises(CorruptObject) as error:
         newest_wraps(store, MINE)
+    assert isinstance(error.value.__cause__, TooLarge)

@@ -24,6 +24,7 @@ class RootLife:
     granted_s: float | None = None  #: when the newest granted request began
     used_s: float | None = None
     asked_s: float | None = None  #: when the request that runs now began
+    is_void: bool = False  #: the root was forgotten since then: what is granted does not count
     failures: int = 0  #: in a row
     retry_s: float = 0.0  #: not asked before
     refused_s: float | None = None  #: of the first of the refusals in a row
@@ -55,12 +56,18 @@ class RootLife:
 
     def ask(self, now_s: float) -> None:
         """A request begins."""
-        self.asked_s = now_s
+        self.asked_s, self.is_void = now_s, False
 
     def grant(self) -> None:
         """The request was granted: the root lives from when it began."""
         self.granted_s, self.asked_s = self.asked_s, None
+        if self.is_void:
+            self.granted_s = None
         self.failures, self.retry_s, self.refused_s = 0, 0.0, None
+
+    def forget(self) -> None:
+        """The root may not be used until a request that begins later is granted."""
+        self.granted_s, self.is_void = None, True
 
     def refuse(self, now_s: float) -> None:
         """The request was refused: the root may not be used from now on."""

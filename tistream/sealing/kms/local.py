@@ -17,6 +17,7 @@ from tistream.sealing.kms.protocol import ROOT_BYTES, Answer, Context, KeyRefuse
 _MAGIC = b"TiStWr1\0"
 _NONCE_BYTES = 12
 _KEY_BYTES = 32
+_TAG_BYTES = 16
 
 
 class LocalKms:
@@ -35,7 +36,7 @@ class LocalKms:
 
     def unwrap(self, wrapped: bytes, context: Context) -> Answer:
         at = len(_MAGIC) + _NONCE_BYTES
-        if not wrapped.startswith(_MAGIC):
+        if not wrapped.startswith(_MAGIC) or len(wrapped) != at + ROOT_BYTES + _TAG_BYTES:
             raise KeyRefused("the root is wrapped by another kind of key", path=str(self._path))
         try:
             root = self._key().decrypt(wrapped[len(_MAGIC) : at], wrapped[at:], canonical(context))
