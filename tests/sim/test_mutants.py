@@ -131,7 +131,7 @@ FIRST = {
     "cursor-cuts-commit": 4,
     "deletes-of-nothing": 5,
     "served-by-the-highest": 0,
-    "served-without-schemas": 3,
+    "served-without-schemas": 9,
     "written-left-out": 3,
     "counts-before-ready": 0,
     "dead-by-start-ts": 0,
