@@ -32,7 +32,7 @@ from tistream.catalog.work.renumber import EPOCH_STRIDE, ID_STRIDE, STORE_STRIDE
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation, reclaims, set_reclaimed
 from tistream.catalog.work.tasks import list_tasks
 from tistream.catalog.work.workers import register_worker
-from tistream.errors import ConfigError, CorruptObject, Fenced, InvalidInput, NotFound, StateForbids
+from tistream.errors import ConfigError, CorruptObject, Fenced, InvalidInput, NotFound, StateForbids, TiStreamError
 from tistream.exports.exporter import Exporter
 from tistream.exports.pieces import Sealing
 from tistream.exports.restore import exports_of, restore
@@ -264,6 +264,18 @@ class TestRestore:
             register_worker(empty, "sorter-1", "sorter", "")
         empty.identity = own
         register_worker(empty, "sorter-1", "sorter", "")
+
+    def test_a_process_ends_where_its_database_was_made_anew_without_tables(self, url: str) -> None:
+        """As SQLite does when its file was removed. A process that has not begun there yet is told of a defect."""
+        anew = Catalog(url)
+        with pytest.raises(TiStreamError) as caught:
+            register_worker(anew, "sorter-1", "sorter", "")
+        assert type(caught.value) is TiStreamError
+        anew.generation = FIRST
+        for use in (lambda: register_worker(anew, "sorter-1", "sorter", ""), lambda: list_tasks(anew)):
+            with pytest.raises(CatalogReplaced, match="Another database"):
+                use()
+        anew.close()
 
     def test_what_met_the_empty_database_first_is_gone(
         self, catalog: Catalog, empty: Catalog, store: MemoryStore, clock: ManualClock

@@ -8,9 +8,10 @@ conn:` and holds one statement: at READ COMMITTED one statement is a consistent 
 - MariaDB and MySQL by PyMySQL: READ COMMITTED, UTC sessions (local time is ambiguous once a year), connections checked
   before use, short waits: see `tistream.catalog.database.mysql`.
 
-Nothing is retried here. A driver error becomes CatalogUnavailable or, where a retry cannot help (a missing table, a
-value out of range), a plain TiStreamError. An error before COMMIT is determinate: the transaction did not happen. An
-error while committing is not: the caller must read back.
+Nothing is retried here. A driver error becomes CatalogUnavailable or, where a retry cannot help (a missing column, a
+value out of range), a plain TiStreamError. Tables do not go away: where one is missing that a process has begun with,
+the database is another one, and the error CatalogReplaced. An error before COMMIT is determinate: the transaction did
+not happen. An error while committing is not: the caller must read back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sqlalchemy.engine import URL
 
 from tistream.catalog.database.clock_sql import now_ms as _now_ms
 from tistream.catalog.database.compatibility import refuse_older
-from tistream.catalog.database.generation import admit_writer, enter
+from tistream.catalog.database.generation import admit_writer, another_database, enter
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import exporting_engine, migrating_engine, mysql_engine
 from tistream.catalog.database.revisions import MIGRATIONS, Migration, Migrations, revision_of
@@ -42,6 +43,7 @@ _alembic = threading.Lock()  # Alembic keeps its context in module globals
 
 _KNOWN = "sqlite:////absolute/path.db or mysql+pymysql://user:password@host:port/database"
 _DUPLICATE_MYSQL = 1062
+_NO_TABLE_MYSQL, _NO_TABLE_SQLITE = 1146, "no such table: "
 _DUPLICATES_SQLITE = {"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"}
 # MySQL raises these as OperationalError although no retry can help: unknown column, no privilege, unknown database.
 _PERMANENT_MYSQL = {1044, 1045, 1049, 1054, 1142, 1143, 4025}
@@ -131,7 +133,7 @@ class Catalog:
     def transaction(self) -> Iterator[Connection]:
         """One write transaction: committed when the block ends, rolled back when it raises. CatalogReplaced when the
         catalog is of another generation than the process."""
-        with _mapped(), self._connect_writer() as conn:
+        with self._mapped(), self._connect_writer() as conn:
             trans = conn.begin()
             try:
                 if self.generation is not None:
@@ -152,20 +154,21 @@ class Catalog:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for one SELECT; several would not see the same state."""
-        with _mapped(), self._connect_reader() as conn:
+        """A connection for one SELECT; several would not see the same state. CatalogReplaced when the database at the
+        address has no such table."""
+        with self._mapped(), self._connect_reader() as conn:
             yield conn
 
     @contextmanager
     def snapshot_connection(self) -> Iterator[Connection]:
         """A connection whose reads all see the state at its first one. For one reader at a time: it may take long."""
         if self._engine.dialect.name == "sqlite":
-            with _mapped(), self._reader.connect() as conn:
+            with self._mapped(), self._reader.connect() as conn:
                 yield conn
             return
         engine = exporting_engine(self._engine.url)
         try:
-            with _mapped(), engine.connect() as conn:
+            with self._mapped(), engine.connect() as conn:
                 conn.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
                 yield conn
         finally:
@@ -180,6 +183,14 @@ class Catalog:
         """Close the pooled connections."""
         self._engine.dispose()
 
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.SQLAlchemyError as e:
+            begun = self.generation is not None
+            raise (another_database() if begun and _lacks_table(e) else map_error(e)) from e
+
     def _count_full(self, error: BaseException) -> None:
         if isinstance(error, exc.DBAPIError) and _is_full(error.orig):
             self.full.times, self.full.cause = self.full.times + 1, _cause(error)
@@ -193,7 +204,7 @@ class Catalog:
     @contextmanager
     def _migration_lock(self) -> Iterator[Connection]:
         if self._engine.dialect.name == "sqlite":
-            with _mapped(), self._engine.execution_options(tistream_begin="").connect() as conn:
+            with self._mapped(), self._engine.execution_options(tistream_begin="").connect() as conn:
                 conn.exec_driver_sql("PRAGMA journal_mode=WAL")  # kept in the file; not possible in a transaction
             with self.transaction() as conn:  # the write lock is the migration lock
                 yield conn
@@ -202,7 +213,7 @@ class Catalog:
         # while the server executes a statement, the server keeps the lock until that statement ends.
         engine = migrating_engine(self._engine.url)
         try:
-            with _mapped(), engine.connect() as conn:
+            with self._mapped(), engine.connect() as conn:
                 name = f"tistream-migrate-{engine.url.database}"[:64]
                 if conn.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (name, MIGRATION_WAIT_S)).scalar() != 1:
                     raise CatalogUnavailable("another process is still migrating the catalog", determinate=True)
@@ -255,6 +266,11 @@ def _is_permanent(original: BaseException | None) -> bool:
     return bool(original is not None and original.args and original.args[0] in _PERMANENT_MYSQL)
 
 
+def _lacks_table(error: exc.SQLAlchemyError) -> bool:
+    first = next(iter(error.orig.args), None) if isinstance(error, exc.DBAPIError) and error.orig is not None else None
+    return first == _NO_TABLE_MYSQL or (isinstance(first, str) and first.startswith(_NO_TABLE_SQLITE))
+
+
 def _is_full(original: BaseException | None) -> bool:
     if original is None or not original.args:
         return False
@@ -269,14 +285,6 @@ def _is_full(original: BaseException | None) -> bool:
 def _cause(error: BaseException) -> str:
     # Without the statement's parameters, which contain tenants' keys.
     return str(error.orig) if isinstance(error, exc.DBAPIError) else str(error)
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    try:
-        yield
-    except exc.SQLAlchemyError as e:
-        raise map_error(e) from e
 
 
 def _roll_back(conn: Connection) -> None:

@@ -60,7 +60,12 @@ def admit_writer(conn: Connection, mine: int, identity: int) -> None:
     if generation != mine:
         raise replaced(mine, generation)
     if there != identity:
-        raise CatalogReplaced("Another database is at the address of the catalog than when this process began.")
+        raise another_database()
+
+
+def another_database() -> CatalogReplaced:
+    """The error of a process that has met another database, or an empty one, at the address."""
+    return CatalogReplaced("Another database is at the address of the catalog than when this process began.")
 
 
 def enter(conn: Connection) -> tuple[int, int]:
