@@ -4,169 +4,196 @@ still run over it: they end, nothing is lost, and readers with a cursor of their
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from simulator.chaos.servers.mariadb import mariadb, new_database
-from simulator.chaos.servers.processes import pull_all, register
-from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
-from tests.e2e.test_upgrade import CONSUME, FOLLOW, PATH, TENANT
-from tests.kit.old_release import MixedCluster
-from tests.kit.replica import compare
-from tests.kit.ticdc import CANAL, compare_canal, compare_lake
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.processes import TiStreamProcess, Up
+from tests.kit.drill import TENANT, Drill, compare_consumed, in_folder, on_servers, reached
+from tests.kit.ticdc import compare_lake
 from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.generation import CatalogState
-from tistream.catalog.tenancy.changefeeds import CHANGEFEEDS
+from tistream.catalog.tenancy.consumers import CONSUMERS
 from tistream.catalog.tenancy.keys import get_key
 from tistream.catalog.work.exports import export_status
-from tistream.catalog.work.tasks import frontier, list_tasks
+from tistream.catalog.work.tasks import list_tasks
 from tistream.ids import Tenant
+from tistream.ts import described
 
-#: a member whose acknowledgement is refused, as its partition was taken since, pulls again
-MEMBER = CONSUME.replace("import StateForbids", "import Fenced, StateForbids").replace(
-    "        member.acknowledge(batch)",
-    "        try:\n            member.acknowledge(batch)\n        except Fenced:\n            pass",
-)
 SERVICES = ("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2", "replicate-1")
-FENCED = 5  #: the exit status of a process that must not continue
+INVALID, FENCED = 2, 5  #: exit statuses: of a request that cannot be done, of a process that must not continue
 
 
-def told(messages: bytes) -> set[bytes]:
-    """The changes, without the time at which each message was made."""
-    lines = (line for line in messages.splitlines() if b"TIDB_WATERMARK" not in line)
-    return {re.sub(rb'"ts":\d+,', b"", line) for line in lines}
+class Lost(Drill):
+    """A deployment whose catalog is exported every few seconds, and lost."""
 
-
-class Deployment:
-    """A cluster of processes over a database that is lost."""
-
-    def __init__(self, folder: Path, stack: ExitStack, recording: Path, upto: int) -> None:
-        self.folder, self.upto, self._stack = folder, upto, stack
-        s3 = stack.enter_context(s3_server())
-        s3.create_bucket("tistream")
-        server = stack.enter_context(mariadb())
-        self.databases = new_database(server, "lost"), new_database(server, "restored")
-        self.settings = {
-            **CREDENTIALS,
-            "TISTREAM_CATALOG_URL": self.databases[0],
-            "TISTREAM_OBJECT_STORE_URL": s3.url("tistream", "e2e"),
-            "TISTREAM_SERVER_AUTH": "none",
-            "TISTREAM_EXPORTS_INTERVAL_S": "4",
-            "TISTREAM_EXPORTS_KEY_FILE": str(folder / "key"),
-        }
+    def __init__(
+        self, folder: Path, stack: ExitStack, settings: Mapping[str, str], *, speed: str, api: str = "api-1"
+    ) -> None:
+        exports = {"TISTREAM_EXPORTS_INTERVAL_S": "3", "TISTREAM_EXPORTS_KEY_FILE": str(folder / "key")}
         (folder / "key").write_text("5a" * 32, "ascii")
-        push = ("-c", "1", "-t", "1", "--capture", str(recording), "--speed")
-        self.cluster = MixedCluster(folder, self.settings, {}, (*push, "0.4"))
-        stack.callback(self.cluster.kill)
-        self.fast = (*push, "max")
-        self.url = self.cluster.url_of("api-1")
-        self.catalogs = [Catalog(url) for url in self.databases]
-        for catalog in self.catalogs:
-            stack.callback(catalog.close)
+        super().__init__(folder, stack, {**settings, **exports}, speed=speed, api=api)
 
-    def start(self) -> None:
-        self.cluster.run(*SERVICES, old=False)
-        register(self.url)
-        self.cluster.run("push", old=False)
-        eventually(lambda: self.reached(0) > 0, self.cluster.logs)
-        uri = f"file://{self.folder}/lake?protocol=canal-json&enable-tidb-extension=true"
-        uri += "&enable-partition-separator=false"
-        upto = {"start_ts": "earliest", "target_ts": str(self.upto)}
-        self.lost_key = httpx2.post(f"{self.url}/v1/keys", json={"name": "lost", "role": "viewer"}, timeout=60).json()
-        for path, new in (
-            ("changefeeds", {"changefeed_id": "lake", "sink_uri": uri, **upto}),
-            ("consumers", {"consumer_id": "warehouse", "partitions": 1, **upto}),
-        ):
-            made = httpx2.post(f"{self.url}{PATH}/{path}", json=new, timeout=60)
-            assert made.status_code == 201, made.text
+    def exported_under_load(self) -> int:
+        """Wait for an export with all readers, and for changes and acknowledgements since; a position that the
+        consumer had before that export."""
+        eventually(lambda: len(self.consumed()) > 2, self.cluster.logs)
+        without = exported(self.catalog)  # it may lack the consumer
+        eventually(lambda: exported(self.catalog) > without, self.cluster.logs)
+        acknowledged = acknowledged_ts(self.catalog)
+        eventually(lambda: exported(self.catalog) >= without + 2, self.cluster.logs)
+        served = reached(self.catalog), acknowledged_ts(self.catalog)
+        eventually(
+            lambda: reached(self.catalog) > served[0] and acknowledged_ts(self.catalog) > served[1], self.cluster.logs
+        )
+        assert reached(self.catalog) < self.upto, "under load"
+        return acknowledged
 
-    def client(self, program: str, name: str) -> subprocess.Popen[bytes]:
-        """A program that reads into the file `name`."""
-        command = [sys.executable, "-c", program, self.url, str(self.folder / name), str(self.upto)]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log)
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
-        return process
+    def restored_to(self, settings: Mapping[str, str]) -> None:
+        """What is started from now on has that database."""
+        self.settings.update(settings)
+        self.catalog = self.open_catalog(settings["TISTREAM_CATALOG_URL"])
+        assert export_status(self.catalog).state is CatalogState.UNCONFIRMED
 
-    def catalog_command(self, *args: str) -> str:
-        """What `tistream catalog` prints about the database that the services have now."""
-        command = [sys.executable, "-m", "tistream.cli.main", "catalog", *args]
-        done = subprocess.run(command, env={**os.environ, **self.settings}, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
+    def judge(self, continued_ts: int) -> None:
+        """Nothing is lost, and only what readers are said to repeat is there twice."""
+        self.judge_readers()
+        compare_repeated(self.consumed(), continued_ts)
+        assert compare_lake(self.folder / "lake", repeated=True) > 10_000
+        verify = (sys.executable, "-m", "tistream.cli.main", "changefeed", "verify", "lake", "-c", "1", "-t", "1")
+        verified = subprocess.run([*verify, "--url", self.url], capture_output=True, text=True, timeout=300)
+        assert verified.returncode == 0, "all that is there twice is named by an event: " + verified.stdout
+        assert "confirmed" in self.command("catalog", "confirm")
+        assert export_status(self.catalog).state is CatalogState.READY
 
-    def reached(self, which: int) -> int:
-        """Up to where everything is in the log."""
-        return min((row.durable_ts for row in frontier(self.catalogs[which], TENANT)), default=0)
 
-    def exported(self) -> int:
-        newest = export_status(self.catalogs[0]).newest
-        return 0 if newest is None else newest.export_no
+def exported(catalog: Catalog) -> int:
+    """The number of the newest verified export; 0 before the first."""
+    newest = export_status(catalog).newest
+    return 0 if newest is None else newest.export_no
+
+
+def acknowledged_ts(catalog: Catalog) -> int:
+    """Up to where the consumer has acknowledged everything."""
+    return CONSUMERS.get(catalog, TENANT, "warehouse").checkpoint_ts
+
+
+def compare_repeated(batches: Sequence[dict[str, Any]], continued_ts: int) -> None:
+    """They have each change once, and what was acknowledged above `continued_ts` a second time, from one batch on."""
+    falls = [n for n, (before, batch) in enumerate(pairwise(batches), 1) if batch["after"] < before["after"]]
+    assert [batches[n]["after"] for n in falls] in ([], [continued_ts]), "only the restore takes acknowledgements back"
+    last = falls[0] if falls else 0
+    compare_consumed([batch for batch in batches[:last] if batch["after"] < continued_ts] + list(batches[last:]))
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, recording: Path, last_resolved_ts: int) -> Iterator[Deployment]:
-    with ExitStack() as stack:
-        yield Deployment(tmp_path, stack, recording, last_resolved_ts)
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 @pytest.mark.timeout(900)
-def test_a_lost_catalog_is_restored_while_its_processes_still_run(deployment: Deployment, expected: Path) -> None:
-    d = deployment
-    d.start()
-    follower, member = d.client(FOLLOW, "followed"), d.client(MEMBER, "consumed")
-    without = d.exported()  # it may lack the consumer
-    eventually(lambda: d.exported() >= without + 2, d.cluster.logs)
-    at_export, served = d.exported(), d.reached(0)
-    eventually(lambda: d.reached(0) > served, d.cluster.logs)
+def test_a_lost_catalog_is_restored_while_its_processes_still_run(tmp_path: Path, stack: ExitStack) -> None:
+    lost, restored = on_servers(stack, "lost", "restored")
+    d = Lost(tmp_path, stack, lost, speed="0.4")
+    d.start(*SERVICES)
+    key_id = d.create("/v1/keys", name="lost", role="viewer")["key_id"]
+    acknowledged = d.exported_under_load()
+    at_export = exported(d.catalog)
     assert httpx2.get(f"{d.url}/healthz", timeout=60).json()["catalog_export_age_s"] < 300
-    key_id, raw = d.lost_key["key_id"], {"cluster_id": 1, "tenant_id": 9, "kind": "raw"}
     assert httpx2.delete(f"{d.url}/v1/keys/{key_id}", timeout=60).json()["state"] == "revoked"
-    assert httpx2.post(f"{d.url}/v1/tenants", json=raw, timeout=60).status_code == 201
-    began_s = time.monotonic()
-    d.settings["TISTREAM_CATALOG_URL"] = d.databases[1]
-    said = json.loads(d.catalog_command("restore", "--json"))
-    restored_s = time.monotonic() - began_s
+    d.create("/v1/tenants", cluster_id=1, tenant_id=9, kind="raw")
+    was, began_s = d.catalog, time.monotonic()
+    d.settings.update(restored)
+    said = json.loads(d.command("catalog", "restore", "--json"))
     ended = {name: d.cluster.processes[name].wait(30) for name in SERVICES}
     assert set(ended.values()) == {FENCED}, (ended, d.cluster.logs())
-    assert d.reached(0) < d.upto, "under load"
-    assert said["export"].endswith(f"-{at_export:012d}.json") or d.exported() > at_export
+    assert said["export"].endswith(f"-{at_export:012d}.json") or exported(was) > at_export
     repeated = {(reader["kind"], reader["name"]): reader["repeats"] for reader in said["readers"]}
     assert repeated == {("changefeed", "lake"): "files", ("consumer", "warehouse"): "changes"}
-    assert all(0 < int(reader["continues_ts"]) < d.upto for reader in said["readers"])
-    assert export_status(d.catalogs[1]).state is CatalogState.UNCONFIRMED
-    assert get_key(d.catalogs[1], key_id).state == "revoked"
-    assert len(list_tasks(d.catalogs[1], Tenant(1, 9))) == 1
+    continues = {reader["name"]: int(reader["continues_ts"]) for reader in said["readers"]}
+    assert 0 < continues["lake"] < d.upto
+    assert acknowledged <= continues["warehouse"] < d.upto
+    d.restored_to(restored)
+    assert get_key(d.catalog, key_id).state == "revoked"
+    assert len(list_tasks(d.catalog, Tenant(1, 9))) == 1
 
-    d.cluster.push = d.fast
-    d.cluster.run(*SERVICES, "push", old=False)
-    for process in (follower, member):
-        assert process.wait(300) == 0, (d.folder / "followed.log").read_text() + (d.folder / "consumed.log").read_text()
-    assert compare_canal(expected, (d.folder / "followed").read_bytes().splitlines()) > 12_000
-    batches = [json.loads(line) for line in (d.folder / "consumed").read_text("utf-8").splitlines()]
-    consumed = "".join(
-        batch["rows"] for batch in batches
-    ).encode()  # what was acknowledged since the export comes again
-    assert told(consumed) == told((d.folder / "followed").read_bytes())
-    eventually(lambda: CHANGEFEEDS.get(d.catalogs[1], TENANT, "lake").state == "finished", d.cluster.logs)
-    assert compare_lake(d.folder / "lake", repeated=True) > 10_000
-    verify = (sys.executable, "-m", "tistream.cli.main", "changefeed", "verify", "lake", "-c", "1", "-t", "1")
-    verified = subprocess.run([*verify, "--url", d.url], capture_output=True, text=True, timeout=300)
-    assert verified.returncode == 0, "all that is there twice is named by an event: " + verified.stdout
-    assert compare_canal(expected, pull_all(d.url, d.upto, format="canal-json", **CANAL).splitlines()) > 12_000
-    rows = pull_all(d.url, d.upto, format="ndjson")
-    assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400
-    assert "confirmed" in d.catalog_command("confirm")
-    assert '"state": "ready"' in d.catalog_command("status", "--json")
-    print(f"restored in {restored_s:.1f} s")
+    d.push_fast()
+    d.cluster.run(*SERVICES, old=False)
+    served_s = time.monotonic() - began_s
+    d.cluster.run("push", old=False)
+    d.judge(continues["warehouse"])
+    print(f"served {served_s:.1f} s after the restore began")
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_file_is_restored_into_a_new_one(tmp_path: Path, stack: ExitStack) -> None:
+    """Its `tistream up` still runs, over a file that has no name any more. Two operators restore at the same time."""
+    lost, *empty = in_folder(tmp_path, "catalog", "restored-0", "restored-1")
+    d = Lost(tmp_path, stack, lost, speed="0.6", api="up")
+    d.start("up")
+
+    def process(name: str, where: Mapping[str, str], *args: str) -> TiStreamProcess:
+        env = {**d.settings, **where}
+        return stack.enter_context(TiStreamProcess(*args, log=tmp_path / f"{name}.log", env=env))
+
+    def refused(name: str, where: Mapping[str, str]) -> str:
+        up = process(name, where, "up", "--data", str(tmp_path / "data"), "--port", str(free_port()))
+        return f"{up.wait(60)}: {up.output()}"
+
+    assert (said := refused("second-up", lost)).startswith(f"{INVALID}:"), said
+    assert "already runs" in said
+    assert "TS-1002" in said
+    acknowledged = d.exported_under_load()
+    d.catalog.close()
+    began_s = time.monotonic()
+    for file in (tmp_path / "data").glob("catalog.db*"):
+        file.unlink()
+    restores = [process(f"restore-{n}", where, "catalog", "restore") for n, where in enumerate(empty)]
+    up = d.cluster.processes["up"]
+    assert up.wait(30) == FENCED, up.output()
+    assert "TS-1058" in up.output()
+    assert (said := refused("old-up", lost)).startswith(f"{FENCED}:"), said
+    assert "TS-1058" in said
+    eventually(lambda: any("waiting" in each.output() for each in restores))
+    filled = next(n for n, each in enumerate(restores) if "waiting" in each.output())
+    assert "TS-1059" in (said := refused("early-up", empty[filled])), said
+    ended = [each.wait(60) for each in restores]
+    assert sorted(ended) == [0, FENCED], restores[0].output() + restores[1].output()
+    won = ended.index(0)
+    assert "TS-1058" in restores[1 - won].output()
+    d.restored_to(empty[won])
+    continued_ts = acknowledged_ts(d.catalog)
+    assert acknowledged <= continued_ts < d.upto
+    assert f"consumer warehouse of tenant 1/1 continues above {described(continued_ts)}" in restores[won].output()
+
+    d.cluster.run("up", old=False)
+    served_s = time.monotonic() - began_s
+    pusher = d.cluster.processes["push"]
+    assert pusher.wait(120) == 0, pusher.output()
+    d.judge(continued_ts)
+    print(f"served {served_s:.1f} s after the file was lost")
+
+
+def test_up_does_not_start_on_a_new_file_beside_exports(tmp_path: Path) -> None:
+    """It was killed, and finds no file where its catalog was."""
+    with Up(tmp_path, env={"TISTREAM_EXPORTS_INTERVAL_S": "1"}) as up:
+        catalog = Catalog(f"sqlite:///{tmp_path}/data/catalog.db")
+        eventually(lambda: exported(catalog) > 0, up.output)
+        catalog.close()
+        up.kill()
+        for file in (tmp_path / "data").glob("catalog.db*"):
+            file.unlink()
+        up.start()
+        assert up.wait(60) != 0
+        assert "TS-1056" in up.output()

@@ -3,6 +3,7 @@ started twice. Each change is acknowledged once, in order, and none is skipped."
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from apiserver.app import create_app
 from reading.served.consumer_cursor import parse_consumer_cursor
 from tests.kit.api_world import api_world
 from tests.kit.log_builder import TENANT
+from tests.kit.reader_programs import MEMBER
 from tests.kit.recording import committed_rows
 from tests.kit.stream_world import served
 from tests.kit.waiting import eventually
@@ -26,38 +28,14 @@ from tistream.catalog.tenancy.consumers import CONSUMERS, add_consumer
 from tistream.catalog.tenancy.log_readers import ReaderState
 
 ROWS = 3000  # of the recording
-#: a member that writes each batch to its file, waits for a line of its input, and acknowledges the batch
-MEMBER = """
-import json, sys, time
-from tistream.client import connect
-from tistream.errors import Fenced, StateForbids
-
-url, name, path = sys.argv[1:]
-with connect(url) as client, open(path, "w") as out:
-    member = client.tenant(1, 1).consumer("feed", member=name, lease_s=1, limit=300)
-    while True:
-        try:
-            batch = member.pull()
-        except StateForbids:
-            break  # the consumer has reached its target
-        if batch is None:
-            time.sleep(0.02)
-            continue
-        said = {"cursor": batch.page.next_cursor, "after": batch.checkpoint_ts, "rows": batch.page.content.decode()}
-        print(json.dumps(said), file=out, flush=True)
-        sys.stdin.readline()
-        try:
-            member.acknowledge(batch)
-        except Fenced:
-            print("fenced", file=sys.stderr, flush=True)
-"""
 
 
 class Member:
     """One process."""
 
     def __init__(self, url: str, name: str, path: Path) -> None:
-        command = [sys.executable, "-c", MEMBER, url, name, str(path)]
+        options = json.dumps({"member": name, "lease_s": 1, "limit": 300})
+        command = [sys.executable, "-c", MEMBER, url, str(path), "feed", options]
         self.path = path
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -31,13 +31,21 @@ class MixedCluster(Services):
     """Services of this release and of an older one, each replaced at any time."""
 
     def __init__(
-        self, folder: Path, settings: Mapping[str, str], old: Mapping[str, str], push: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        settings: Mapping[str, str],
+        old: Mapping[str, str],
+        push: tuple[str, ...] = (),
+        api: str = "api-1",
+        new: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` are variables of every process, `old` those of processes of the older release, see `installed`.
-        `push` are the arguments of the process `push`."""
+        """`settings` are variables of every process, `old` those of processes of the older release, see `installed`,
+        `new` those that only this release knows. `push` are the arguments of the process `push`, to the service `api`.
+        The service `up` is `tistream up`, with its data in `folder`."""
         self._runs_old: dict[str, bool] = {}
-        self.push = push
-        super().__init__(folder, lambda name: {**settings, **(old if self._runs_old[name] else {})})
+        self.push, self._api = push, api
+        new = {} if new is None else new
+        super().__init__(folder, lambda name: {**settings, **(old if self._runs_old[name] else new)})
 
     def run(self, *names: str, old: bool) -> None:
         """Start these, of one release or the other; one that runs is stopped first, as an operator stops it."""
@@ -50,4 +58,8 @@ class MixedCluster(Services):
                 self.wait_until_ready(name)
 
     def _args(self, name: str) -> tuple[str, ...]:
-        return ("push", "--url", self.url_of("api-1"), *self.push) if name == "push" else super()._args(name)
+        if name == "push":
+            return ("push", "--url", self.url_of(self._api), *self.push)
+        if name == "up":
+            return ("up", "--data", str(self.folder / "data"), "--port", str(self._port(name)))
+        return super()._args(name)
