@@ -84,8 +84,10 @@ class LaneRun:
         open_destination: Open,
         open_letters: OpenLetters,
         rand: random.Random,
+        look_first: Callable[[], None] = lambda: None,
     ) -> None:
-        self.job = job
+        """`look_first`: see `replicator.worker`."""
+        self.job, self._look_first = job, look_first
         self._open_letters = open_letters
         self._services, self._clock, self._open, self._rand = services, clock, open_destination, rand
         self._reader = LaneReader(services=services, job=job)
@@ -231,7 +233,7 @@ class LaneRun:
         plan = None if is_empty else self._opened().plan(stretch, step.record)
         wanted = self.core.planned(stretch.upto, "" if plan is None else plan.record, is_empty=is_empty)
         if isinstance(wanted, Attempt):
-            asked_s = self._clock.monotonic()
+            asked_s = self._ask()
             again = bool(step.record) and wanted.record != step.record
             attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record, again=again)
             self.core.confirmed(asked_s)
@@ -250,7 +252,7 @@ class LaneRun:
         return done
 
     def _finish(self, done: Finish, plan: Plan | None) -> None:
-        asked_s = self._clock.monotonic()
+        asked_s = self._ask()
         rows, size = (0, 0) if plan is None else (plan.rows, plan.size)
         of_all = finish_stretch(
             self._services.catalog, self.lane, done.upto, rows=rows, size=size, letters=done.letters
@@ -307,6 +309,13 @@ class LaneRun:
         if self._destination is None:
             self._destination = self._open(self.job)
         return self._destination
+
+    def _ask(self) -> float:
+        """When the catalog is asked to confirm the ownership. CatalogReplaced when it was restored: the one before
+        would confirm it still."""
+        asked_s = self._clock.monotonic()
+        self._look_first()
+        return asked_s
 
     def _allowed(self) -> float:
         return self.core.allowed_s(self._clock.monotonic())

@@ -148,7 +148,9 @@ class ReplicationWorker:
             if released is not None and job.lane.epoch <= released.lane.epoch:
                 self._release(released)  # not seen yet, or the list is older
             elif not job.lane.is_stopped:
-                run = LaneRun(self._services, self._clock, job, self._open, self._open_letters, self._rand)
+                run = LaneRun(
+                    self._services, self._clock, job, self._open, self._open_letters, self._rand, self._look_first
+                )
                 run.seen(job, asked_s, answered_s)
                 with self._lock:
                     self._runs[lane_id] = run

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -36,6 +37,7 @@ from tistream.catalog.work.lanes import finish_stretch, list_lanes
 from tistream.catalog.work.renumber import EPOCH_STRIDE
 from tistream.errors import CatalogUnavailable, Fenced
 from tistream.exports.readers import Continued, continued
+from tistream.objectstore.generations import FIRST, CatalogReplaced, GenerationWatch
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawSpace
 
@@ -188,9 +190,27 @@ def test_keys_may_go_back_and_are_right_again(lost: Lost) -> None:
         restored = Feed(lost.empty, again, None)
         restored.write(restored.run("a"))
         assert scanned(client) == {b"k": b"2", b"l": b"1"}, "older than before"
+        assert restored.lane.checkpoint_ts < 30 < restored.lane.catch_up_ts, "also under an owner that was given it"
         again.flush(30)
         restored.write(restored.run("b"))
         assert scanned(client) == {b"k": b"3", b"l": b"1"}
+
+
+def test_who_was_paused_since_before_the_restore_writes_nothing(lost: Lost) -> None:
+    """The catalog of before lives, and would take the attempt and renew the lease."""
+    log = EntryLog(lost.catalog, lost.store, rows=entry_rows([Entry(10, b"k", b"1"), Entry(20, b"k", b"2")])).activate()
+    log.flush(10)
+    with recovery() as served, raw_client(served, RawSpace(Api.V1)) as client:
+        feed = Feed(lost.catalog, log, ChangefeedSettings(sink_uri=f"tikv://{served.pd_address}"))
+        feed.look_first = GenerationWatch(lost.store, FIRST, lost.clock).look
+        feed.write(feed.run("a"))
+        lost.export()
+        log.flush(20)
+        with closing(feed.run("b")) as run:
+            lost.restore()
+            with pytest.raises(CatalogReplaced):
+                run.turn(lambda: feed.services.served(T))
+        assert scanned(client) == {b"k": b"1"}
 
 
 def test_members_get_again_what_they_acknowledged(lost: Lost) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -71,6 +71,7 @@ class Feed:
         self.catalog, self.clock = catalog, ManualClock(tso.physical_ms(tso.compose(SystemClock().unix_ms())))
         self.services = Services.create(catalog, log.store, self.clock)
         self.control = control_of(catalog, log.store, self.clock)
+        self.look_first: Callable[[], None] = lambda: None  #: of the workers
         if wanted is not None:
             assert self.control.create(T, FEED, None, wanted, lanes=1, actor="")[0]
         self.incarnations = {name: register_worker(catalog, name, "replicate", "") for name in ("a", "b")}
@@ -81,7 +82,9 @@ class Feed:
         job = next(
             job for job in lanes_of(self.catalog, worker, self.incarnations[worker]) if job.lane.number == number
         )
-        made = LaneRun(self.services, self.clock, job, self._open, letters_of_operators, random.Random(1))
+        made = LaneRun(
+            self.services, self.clock, job, self._open, letters_of_operators, random.Random(1), self.look_first
+        )
         now_s = self.clock.monotonic()
         assert made.seen(job, now_s, now_s)
         self.clock.advance(LANE_LEASE_MS / 1000)

@@ -71,7 +71,9 @@ def raise_numbers(conn: Connection, *, now_ts: int, generations: int = 1) -> Non
             raise StateForbids(f"{table.name}.{name} would be {highest}: it has six digits in object keys.")
     conn.execute(tasks.update().values(owner=None))
     conn.execute(stores.update().values(dispatcher=None))
-    conn.execute(lanes.update().values(owner=None, writable_ms=now_ms() + LANE_LEASE_MS, catch_up_ts=now_ts))
+    attempted = {"attempted_ts": now_ts, "catch_up_ts": now_ts}  # an owner since the export may have come so far
+    conn.execute(lanes.update().values(owner=None, writable_ms=now_ms() + LANE_LEASE_MS, **attempted))
+    conn.execute(destinations.update().values(attempted_ts=now_ts))  # and a changefeed that is gone
     conn.execute(consumer_partitions.update().values(member=None))
     conn.execute(consumer_members.delete())
     conn.execute(workers.update().values(state=WorkerState.GONE, report=None))
