@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from simulator.dst.database import SimCatalog
+from simulator.dst.database import SimCatalog, SimDatabase
 from tistream.catalog.work.features import Feature
+from tistream.exports.restore import Restored
 from tistream.objectstore.protocol import ObjectStore
 from tistream.release import Release
 
@@ -56,6 +57,9 @@ class Aspect:
 
     def start(self) -> None:
         """The processes of the service, the pushers and the readers have begun."""
+
+    def restored(self, database: SimDatabase, made: Restored) -> None:
+        """A restored catalog counts from now on."""
 
     def rest(self) -> None:
         """Faults have ended."""

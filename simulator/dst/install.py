@@ -37,7 +37,7 @@ ROOMS = (
 SINGLE = (
     *("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain"),
     *("tistream.feed.flight", "tistream.feed.exchange", "tistream.runtime.ready_queue"),
-    "tistream.objectstore.generations",
+    *("tistream.objectstore.generations", "tistream.http.auth.issue"),
 )
 
 _THREADING = SimpleNamespace(

@@ -35,7 +35,7 @@ from tistream.errors import CatalogUnavailable, Fenced
 from tistream.exports import restore as restoring
 from tistream.exports.exporter import Exporter
 from tistream.exports.pieces import Sealing
-from tistream.exports.restore import restore
+from tistream.exports.restore import Restored, restore
 from tistream.objectstore import generations
 from tistream.objectstore.generations import CatalogReplaced
 from tistream.objectstore.layout import BatchKey, parse
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from simulator.dst.world import World
 
 HOW = ("lost", "replaced", "cut off")
-_SERVICES = ("meta", "dispatcher", "sorter", "compactor")
+_SERVICES = ("meta", "dispatcher", "sorter", "compactor", "apiserver")
 _LOOK_S = 0.4
 _PAUSE_S = 2.4  # as much longer than _LOOK_S as those of a deployment
 _EXPORT_S = (0.4, 2.0)  # between two exports, in a run
@@ -174,7 +174,7 @@ class Lost(Aspect):
                 self._world.tell(f"another operator is faster: {e}")
                 running.stopping.wait(5.0)
                 continue
-            self._serve(database, made.generation)
+            self._serve(database, made)
         running.stopping.wait(self._rand.uniform(0.5, 3.0))
         self._confirm(self._address)
         running.stopping.wait(1e9)
@@ -195,12 +195,14 @@ class Lost(Aspect):
                     running.catalog.lead_to(database)
         return database
 
-    def _serve(self, database: SimDatabase, generation: int) -> None:
+    def _serve(self, database: SimDatabase, made: Restored) -> None:
         """The services that start from now on, and in a while the clients, use the restored catalog."""
         world = self._world
-        self._generation = database.generation = generation
+        self._generation = database.generation = made.generation
         self._is_confirmed = False
         self._address = database
+        for aspect in world.aspects:
+            aspect.restored(database, made)
         world.restored(database)
         for what in (*world.oracle.bijection(world.bucket.objects, leftovers=False), *self._missing_files(database)):
             world.oracle.violated(f"needed: {what}")

@@ -35,6 +35,36 @@ broken(
     "rows-of-before-kept (lost): a restore leaves what others wrote to its empty database",
     ("tistream.exports.restore:remove_rows", lambda _catalog: None),
 )
+broken(
+    "revoked-key-back (lost): a restore leaves out the revocations of the journal",
+    ("tistream.exports.restore:replay", "EntryKind.KEY, EntryKind.REVOCATION", "EntryKind.KEY"),
+)
+broken(
+    "key-before-revocation (lost): a restore takes the first entry of a key for its state",
+    (
+        "tistream.exports.replay:replay_key",
+        'conn.execute(_FORWARD, {"asked_key": row["key_id"], **since})',
+        "pass",
+    ),
+)
+broken(
+    "registration-left-out (lost): a restore leaves out the registrations of the journal",
+    ("tistream.exports.restore:replay", "_of(entries, EntryKind.TENANT)", "()"),
+)
+broken(
+    "deletion-left-out (lost): a restore leaves out the deletions of the journal",
+    ("tistream.exports.restore:replay", "_of(entries, EntryKind.DELETION)", "()"),
+)
+broken(
+    "repeat-without-entry (lost): a repeated revocation puts no entry, and the first may have died before it did",
+    (
+        "simulator.dst.deeds:revoke_key",
+        "        _note(deed, key_id)\n        if",
+        "        if",
+        "rowcount == 1:",
+        "rowcount == 1:\n            _note(deed, key_id)",
+    ),
+)
 
 
 @register("inputs-gone-early (lost): a compaction's input is deleted before an export has the compaction")

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from dispatcher.subscription import Subscription
 from simulator.dst.catalog_rules import DELETED, CatalogRules
-from simulator.dst.database import SimCatalog, SimDatabase
+from simulator.dst.database import SimDatabase
 from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.transactions import CommittedRow
@@ -107,12 +107,10 @@ class Oracle:
         hi = bisect_right(self.committed, upto, key=_commit_ts)
         return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
-    def pulled(
-        self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int, catalog: SimCatalog
-    ) -> None:
+    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int, lowest: int) -> None:
         """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
-        given when this pull began: concurrent pulls may end in any order."""
-        ((lowest,),) = catalog.query(LOWEST)
+        given when this pull began: concurrent pulls may end in any order. `lowest`: up to where each task has
+        written."""
         if resolved > lowest:
             self.violated(f"served: {who} got {resolved}, but a task has written only up to {lowest}")
         if resolved < seen and who.startswith("final"):

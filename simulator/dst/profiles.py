@@ -393,26 +393,6 @@ PROFILES: dict[str, Profile] = {
             victims=("sorter", "sorter", "dispatcher", "meta"),
         ),
         Profile(
-            name="lost",
-            about="the catalog is lost and restored from an export, while processes of before live, die and pause",
-            upstream=replace(upstream.TINY, rows=4, patience=3),
-            lost=True,
-            actions=200,
-            action_s=0.06,
-            dispatchers=1,
-            compactors=1,
-            compact_s=0.8,
-            collect_s=0.5,
-            grace_ms=1000,
-            tick_s=0.4,
-            flush_s=0.2,
-            snapshot_s=0.6,
-            amounts=(0.3, 1.5, 4.0),
-            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.02, db_late=0.02, delete_late=0.05, net_cut=0.01),
-            chaos={"crash": 5, "crash_io": 4, "pause": 4, "double": 1},
-            victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher"),
-        ),
-        Profile(
             name="sealed",
             about="the tenant's objects are sealed; its KMS refuses, throttles and goes away; keys are rotated",
             upstream=replace(upstream.TINY, rows=4, patience=3),
@@ -440,6 +420,25 @@ PROFILES["letters"] = replace(
     about="as `replication`, and what the recovery cluster refuses becomes dead letters",
     letters=True,
     faults={**PROFILES["replication"].faults, "letter_refused": 0.1, "letter_lost": 0.1},
+)
+
+PROFILES["lost"] = replace(
+    PROFILES["mixed"],
+    name="lost",
+    about="the catalog is lost and restored from an export, while processes of before live, die and pause",
+    mixed=False,
+    lost=True,
+    actions=200,
+    compactors=1,
+    compact_s=0.8,
+    collect_s=0.5,
+    grace_ms=1000,
+    tick_s=0.4,
+    snapshot_s=0.6,
+    amounts=(0.3, 1.5, 4.0),
+    faults=_only(slow=0.05, put_lost=0.02, db_lost=0.02, db_late=0.02, delete_late=0.05, net_cut=0.01),
+    chaos={"crash": 5, "crash_io": 4, "pause": 4, "double": 1},
+    victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher", "apiserver"),
 )
 
 PROFILES["upkeep"] = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.dst.anew import Anew
 from simulator.dst.contradictions import Contradictions
+from simulator.dst.deeds import Deeds
 from simulator.dst.future import Future
 from simulator.dst.lost import Lost
 from simulator.dst.members import Members
@@ -31,6 +32,7 @@ def parts_of(profile: Profile) -> Parts:
         (profile.future, Future),
         (profile.mixed, Mixed),
         (profile.lost, Lost),
+        (profile.lost, Deeds),
         (profile.sealed, Sealed),
         (profile.other_tenants, OtherTenants),
         (profile.anew, Anew),

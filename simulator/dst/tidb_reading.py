@@ -12,6 +12,7 @@ from reading.rows.scope import Scope
 from reading.served import position
 from reading.served.services import Services
 from simulator.dst.database import SimCatalog
+from simulator.dst.oracle import LOWEST
 from simulator.dst.running import TENANT, Running, SimClock
 from simulator.dst.store import FarStore
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
@@ -68,7 +69,7 @@ class TidbLog:
         if not row.start_ts:
             return None
         after = row.start_ts if start is None else position.decode_cursor(start, _SCOPE)
-        seen, good_ts = oracle.served_max, oracle.good_ts()
+        seen, good_ts, before = oracle.served_max, oracle.good_ts(), _written(catalog)
         answer = pull(
             services,
             PullRequest(
@@ -82,6 +83,13 @@ class TidbLog:
         )
         rows = pa.ipc.open_stream(answer.content).read_all()
         upto = position.decode_cursor(answer.next_cursor, _SCOPE)
-        oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen, catalog)
+        written = max(before, _written(catalog))  # of two catalogs, when another was restored meanwhile
+        oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen, written)
         oracle.held(who, max(upto, answer.resolved_ts), good_ts)
         return answer.next_cursor
+
+
+def _written(catalog: SimCatalog) -> int:
+    """Up to where each task has written."""
+    ((lowest,),) = catalog.query(LOWEST)
+    return lowest or 0

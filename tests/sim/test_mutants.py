@@ -175,6 +175,11 @@ FIRST = {
     "rows-of-before-kept": 0,
     "inputs-gone-early": 0,
     "files-gone-early": 0,
+    "revoked-key-back": 0,
+    "key-before-revocation": 0,
+    "registration-left-out": 2,
+    "deletion-left-out": 0,
+    "repeat-without-entry": 0,
     "older-admitted": 0,
     "feature-without-demand": 0,
 }

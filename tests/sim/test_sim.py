@@ -262,8 +262,8 @@ SHOWN: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, int], tuple[st
     ("consumers", (1, 9), {"without": NO_BOUNDS}, {}, ("is refused",)),
     # processes of both releases beside each other, and the feature once none of the older one lives
     ("mixed", (0, 1), {}, {"upgraded": 5, "downgraded": 1, "switched_on": 0}, ()),
-    # every object that a restored catalog names exists, and no earlier process writes to it
-    ("lost", (1, 2, 9), {}, {"restored": 0}, ("the restore is confirmed",)),
+    # every object that a restored catalog names exists, no earlier process writes to it, and it has what owners did
+    ("lost", (1, 2, 9), {}, {"restored": 0, "deeds: revoke": 0}, ("the restore is confirmed",)),
     # services go on after each fault of the KMS, over plain and sealed objects
     ("sealed", (5, 9), {}, {"sealed": 30, "rotated": 3, "kms_faults": 3, "not_opened": 2}, ()),
     ("upkeep", (1,), {"without": NO_BOUNDS}, {}, ("an operator moves the tenant to PAUSED",)),
