@@ -110,7 +110,7 @@ def operate(world: World, running: Running, scenario: Scenario) -> None:
             if world.resting:
                 operator.settle()
             elif stopped and rand.random() < 0.7:
-                operator.do("rebalance" if rand.random() < 0.5 else "recreate")
+                operator.do("rebalance" if rand.random() < 0.5 or "recreate" not in scenario.deeds else "recreate")
             else:
                 operator.do(rand.choice(scenario.deeds))
         except TiStreamError as e:

@@ -2,7 +2,8 @@
 
     lost       the database is gone, and its processes find nothing at its address
     replaced   the same, and the restored database gets that address: what ran before reaches it while it is filled
-    cut off    only operators have lost it: its processes go on with it until they see the new generation
+    cut off    only operators have lost it: its processes go on with it until they see the new generation, which those
+               that write to destinations do late
 
 An operator restores into an empty database; at times a second one does so beside him. Either dies on the way at times,
 and begins again with another empty database. Pushers and readers are clients: they come to the restored service a while
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from simulator.dst.world import World
 
 HOW = ("lost", "replaced", "cut off")
-_SERVICES = ("meta", "dispatcher", "sorter", "compactor", "apiserver")
+_SERVICES = ("meta", "dispatcher", "sorter", "compactor", "replicator", "apiserver")
 _LOOK_S = 0.4
 _PAUSE_S = 2.4  # as much longer than _LOOK_S as those of a deployment
 _EXPORT_S = (0.4, 2.0)  # between two exports, in a run
@@ -148,10 +149,20 @@ class Lost(Aspect):
         begin = world.scheduler.now + self._rand.random() ** 2 * 3
         if self._how == "replaced":  # a process that starts makes the tables
             world.scheduler.call_at(begin, self._make_anew)
+        if self._how == "cut off" and "pause" not in world.without:
+            self._pause_writers(begin)
         for number in range(self._operators):
             name = f"operator-{number + 1}"
             later = self._rand.random() * (3 if self._how == "replaced" else 1)
             world.scheduler.call_at(begin + later, partial(self._begin, name))
+
+    def _pause_writers(self, begin: float) -> None:
+        """Pause those that write to a destination from before the restore until about its end."""
+        s = self._world.scheduler
+        for process in (r.process for r in self._world.running if r.role == "replicator"):
+            at = max(s.now, begin + self._rand.uniform(-0.3, 0.5))
+            s.call_at(at, partial(s.pause, process))
+            s.call_at(at + _PAUSE_S + 0.8 + self._rand.random() * 2, partial(s.unpause, process))
 
     def _make_anew(self) -> None:
         self._empty_database()

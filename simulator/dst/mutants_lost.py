@@ -82,3 +82,17 @@ def inputs_gone_early() -> Iterator[None]:
 def files_gone_early() -> Iterator[None]:
     with replaced(stores, "_RECLAIMS", stores._RECLAIMED.add_columns(literal(True).label("deletable"))):
         yield
+
+
+broken(
+    "confirmed-by-the-lost (lost_keys): a worker that was paused writes on, confirmed by the catalog that was lost",
+    ("replicator.lane_run:LaneRun._ask", "self._look_first()", "pass"),
+)
+broken(
+    "lanes-ahead-of-keys (lost_keys): lanes of keys continue where the export has them, although they may be cut anew",
+    ("tistream.catalog.work.renumber:raise_numbers", "_lower_key_lanes(conn)", "pass"),
+)
+broken(
+    "snapshot-of-another (lost_keys): an export that has begun takes the rows of the database made anew at the address",
+    ("tistream.catalog.database.dump:snapshot", "if catalog.generation is not None:", "if False:"),
+)

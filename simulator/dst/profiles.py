@@ -441,6 +441,20 @@ PROFILES["lost"] = replace(
     victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher", "apiserver"),
 )
 
+PROFILES["lost_keys"] = replace(
+    PROFILES["lost"],
+    name="lost_keys",
+    about="as `lost`, with a changefeed of a keyspace to a recovery cluster; its workers die and pause",
+    upstream=upstream.TINY,
+    raw=PROFILES["replication"].raw,
+    replicators=2,
+    readers=0,
+    compactors=0,
+    faults={**PROFILES["lost"].faults, "rec_refused": 0.03, "rec_part": 0.03, "rec_lost": 0.03, "rec_late": 0.06}
+    | {"rec_nowhere": 0.02, "host_stops": 0.03},
+    victims=("replicator", "replicator", "replicator", "sorter", "meta", "operator", "apiserver"),
+)
+
 PROFILES["upkeep"] = replace(
     PROFILES["floors"],
     name="upkeep",
@@ -463,7 +477,7 @@ def profile_of(seed: int) -> Profile:
         return PROFILES["isolation"]
     named = (
         *("usual", "calm", "isolation", "promises", "anew", "jobs", "consumers"),
-        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed", "lost", "sealed"),
+        *("rawkv", "floors", "replication", "letters", "sink", "upkeep", "mixed", "lost", "lost_keys", "sealed"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

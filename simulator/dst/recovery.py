@@ -42,8 +42,8 @@ REQUEST_S = 1.0  #: the longest deadline of a request
 BATCH = 2  #: keys of a request
 CONCURRENCY = 2  #: requests at once
 
-Owner = tuple[int, int]
-"""(lane, epoch) of an ownership: of two that ever had a key, the later one is larger."""
+Owner = tuple[int, int, int]
+"""(generation of the catalog, lane, epoch) of an ownership: of two that ever had a key, the later one is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from reading.served.services import Services
 from replicator.worker import ReplicationWorker
 from simulator.dst.bounds import patched
 from simulator.dst.changefeed_operator import Scenario
+from simulator.dst.database import SimDatabase
 from simulator.dst.recovery import RecoveryCluster, SimLetters, SimRecovery
 from simulator.dst.replication_rules import ReplicationRules
 from simulator.dst.running import Running, serve
@@ -31,7 +32,9 @@ from tistream.catalog.work.core.lane_scope import KeyScope
 from tistream.catalog.work.lanes import LaneJob
 from tistream.clock import Clock
 from tistream.codec.raw.keys import PREFIX_BYTES
+from tistream.exports.restore import Restored
 from tistream.keyrange import KeyRange
+from tistream.objectstore.generations import FIRST
 
 if TYPE_CHECKING:
     from simulator.dst.world import World
@@ -43,6 +46,8 @@ _LETTERS = "s3://letters"
 
 
 _DEEDS = ("pause", "rebalance", "rebalance", "rewind", "recreate", "update", "target", "refuse", "decide")
+#: what a restored changefeed may lack without harm; the other deeds an operator has to repeat
+_KEPT = ("pause", "rebalance", "update")
 
 
 class Replication(Scenario):
@@ -68,6 +73,8 @@ class Replication(Scenario):
             sink_uri=_URI, hold_ms=rand.choice(_HOLDS_MS), dead_letter=_LETTERS if world.profile.letters else ""
         )
         self.deeds = (*_DEEDS, "refuse", "refuse") if world.profile.letters else _DEEDS
+        if world.profile.lost:
+            self.deeds = _KEPT
         self.split(rand)
 
     @property
@@ -111,14 +118,24 @@ class Replication(Scenario):
 
         def opened(job: LaneJob) -> SimRecovery:
             assert isinstance(job.lane.scope, KeyScope)
-            owner = job.lane.lane_id, job.lane.epoch
+            owner = running.catalog.generation or FIRST, job.lane.lane_id, job.lane.epoch
             return SimRecovery(cluster=self.cluster, owner=owner, scope=job.lane.scope, clock=clock)
 
         def letters(job: LaneJob, uri: str, clock: Clock) -> SimLetters:
             assert uri == _LETTERS
             return SimLetters(cluster=self.cluster)
 
-        serve(running, ReplicationWorker(services, running.name, opened, letters, slots=2, look_s=LOOK_S, rand=rand))
+        look = running.look_first
+        serve(
+            running,
+            ReplicationWorker(
+                services, running.name, opened, letters, slots=2, look_s=LOOK_S, look_first=look, rand=rand
+            ),
+        )
+
+    def restored(self, database: SimDatabase, made: Restored) -> None:
+        has_place = bool(database.query("SELECT destination_id FROM destinations"))
+        self.rules.restored(made.generation, has_place=has_place)
 
     def counts(self) -> dict[str, int]:
         """How much happened: requests, owners of lanes, keys that went back when a lane changed its owner."""
@@ -131,7 +148,7 @@ class Replication(Scenario):
         opened, too."""
 
         def opened(*_: Any) -> SimRecovery:
-            return SimRecovery(cluster=self.cluster, owner=(0, 0), scope=KeyScope(range=KeyRange()), clock=None)
+            return SimRecovery(cluster=self.cluster, owner=(0, 0, 0), scope=KeyScope(range=KeyRange()), clock=None)
 
         opening = destinations.opening
         return patched(

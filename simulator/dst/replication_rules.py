@@ -3,6 +3,7 @@
 never older    each key shows a version that is no older than its newest at or below the checkpoint of its lane
 in order       within one ownership of a lane no key goes back. After a change of owner one may, as long as the lane is
                below its `catch_up_ts` ("catching up")
+one service    once a restored catalog counts, no worker of an earlier generation sends a request
 one writer     once an owner has sent a request, no request of an owner before it is applied to its keys
 attempted      the catalog has `attempted_ts` at or above the commit_ts of a write before it is sent
 repeated       a stretch keeps its end from its first request until it is finished
@@ -14,6 +15,8 @@ retention      the changefeed holds the log for a while after it last moved: mea
                checkpoint. A lane that moves has read all of the log that it passes; if it cannot, the changefeed fails
 letters        a refused change is a dead letter, or the checkpoint is below it: "never older" and "at rest" are about
                the versions that have none. A letter is of a version of the main cluster, and keeps its bytes
+restores       a restored catalog has lanes where they were at its export: what was written since may be written again.
+               A destination that the export did not have yet may show older versions meanwhile
 at rest        the recovery cluster is the main one, and expiries are those of the main one
 
 A version that the log lacks is not missed: whether it is lacked is known when all of the log was read (`raw_rules`).
@@ -34,6 +37,7 @@ from simulator.raw_workload import RawRow
 from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
 from tistream.errors import TsExpired
 from tistream.model.change import Op
+from tistream.objectstore.generations import FIRST
 
 _ROUNDED_MS = 1000  # a TTL has whole seconds
 
@@ -93,6 +97,8 @@ class ReplicationRules:
     owners: set[Owner] = field(default_factory=set)  #: that have sent something
     letters: dict[_Place, DeadLetter] = field(default_factory=dict)  #: of the keys of users
     left_out: set[_Place] = field(default_factory=set)  #: by an operator
+    generation: int = FIRST  #: that counts
+    _unknown_upto: int = 0  # the last generation whose writes the catalog knows nothing of
     _named_letters: dict[str, DeadLetter] = field(default_factory=dict)
     _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
     _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches with a request sent
@@ -116,6 +122,14 @@ class ReplicationRules:
         pages = self._pages.setdefault(who, {})
         pages[after] = max(upto, pages.get(after, 0))
 
+    def restored(self, generation: int, *, has_place: bool) -> None:
+        """A restored catalog counts; `has_place`: it knows the destination."""
+        if not has_place:
+            self._unknown_upto = self.generation
+        self.generation = generation
+        self._lanes, self._rows, self._feed, self._floor = {}, None, _Feed(), 0
+        self._begun.clear()
+
     def loaded(self, ts: int) -> None:
         """The recovery cluster was loaded with a copy of the main one as of then."""
         self.rewinds.add(ts)
@@ -124,7 +138,7 @@ class ReplicationRules:
             upto = bisect_right(writes, ts, key=lambda write: write.commit_ts)
             if upto and wire.startswith(self.prefix):
                 key, newest = wire[len(self.prefix) :], writes[upto - 1]
-                self._shown[key] = _Shown(newest.commit_ts, (0, 0), 0)
+                self._shown[key] = _Shown(newest.commit_ts, (0, 0, 0), 0)
                 if newest.value is not None:
                     self.cluster.data[key] = Stored(value=newest.value, expire_ms=newest.expire_ts * 1000)
 
@@ -132,7 +146,9 @@ class ReplicationRules:
         """A worker sends a request."""
         self.owners.add(request.owner)
         self._scopes.setdefault(request.owner, request.scope)
-        lane_id, epoch = request.owner
+        generation, lane_id, epoch = request.owner
+        if generation < self.generation:
+            self.violated(f"one service: {request} is sent, generation {self.generation} has begun")
         now = self._lanes.get(lane_id)
         if now is not None and now.epoch == epoch and now.record_ts:
             self._begun.add((lane_id, now.record_ts))
@@ -256,6 +272,8 @@ class ReplicationRules:
             )
             return
         self.went_back += 1
+        if was.owner[0] <= self._unknown_upto:
+            return
         for lane in self._of(entry.key):
             if lane.catch_up_ts < was.commit_ts or lane.checkpoint_ts >= lane.catch_up_ts:
                 self.violated(f"catching up: {entry} replaces {was.commit_ts}, the lane is {lane}")

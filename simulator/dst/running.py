@@ -60,6 +60,11 @@ class Running:
     watch: GenerationWatch | None = None
     service: Service | None = None
 
+    def look_first(self) -> None:
+        """Before a destination is written to: whether the catalog was restored. Without a watch it cannot be."""
+        if self.watch is not None:
+            self.watch.require()
+
 
 def open_generation_of(running: Running) -> None:
     """What `open_parts` of the command line does: belong to the catalog's generation, and watch for the next one."""

@@ -265,6 +265,22 @@ class TestRestore:
         empty.identity = own
         register_worker(empty, "sorter-1", "sorter", "")
 
+    def test_an_export_that_has_begun_takes_no_rows_of_a_database_made_anew(
+        self, catalog: Catalog, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A restore would take it for the newest one."""
+
+        def begun(catalog: Catalog, **given: Any) -> int:
+            number = begin_export(catalog, **given)
+            catalog.generation, catalog.identity = FIRST, catalog.identity + 1  # as if the database were another one
+            return number
+
+        epoch = elected(catalog)
+        monkeypatch.setattr("tistream.exports.exporter.begin_export", begun)
+        with pytest.raises(CatalogReplaced, match="Another database"):
+            Exporter(catalog, store, GenerationWatch(store, FIRST, clock)).step(epoch)
+        assert exports_of(store) == []
+
     def test_a_process_ends_where_its_database_was_made_anew_without_tables(self, url: str) -> None:
         """As SQLite does when its file was removed. A process that has not begun there yet is told of a defect."""
         anew = Catalog(url)

@@ -46,6 +46,7 @@ from tistream.catalog.work.core.lane_scope import (
     with_skipped,
 )
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
+from tistream.catalog.work.renumber import raise_numbers
 from tistream.catalog.work.workers import register_worker
 from tistream.clock import SystemClock
 from tistream.errors import Fenced, StateForbids, TsOutOfRange
@@ -100,6 +101,21 @@ def test_the_checkpoint_of_a_changefeed_is_the_lowest_of_its_lanes(catalog: Cata
     assert CHANGEFEEDS.get(catalog, T, FEED).checkpoint_ts == START + 4
     first = list_lanes(catalog, T, FEED)[0]
     assert (first.checkpoint_ts, first.attempted_ts, first.rows_done, first.bytes_done) == (START + 9, START + 9, 2, 10)
+
+
+def test_after_a_restore_lanes_of_keys_continue_at_the_lowest(catalog: Catalog) -> None:
+    """They may have been cut anew since the export, and have written keys again from there on."""
+    low, high = give(catalog, "a")
+    lanes.attempt_stretch(catalog, low.lane, START + 20, "record")
+    finish(catalog, low, START + 9)
+    finish(catalog, high, START + 4)
+    (again, _) = owned(catalog, "a")
+    lanes.attempt_stretch(catalog, again.lane, START + 30, "of another stretch")
+    with catalog.transaction() as conn:
+        raise_numbers(conn, now_ts=START + 100)
+    rows = list_lanes(catalog, T, FEED)
+    assert [(row.checkpoint_ts, row.record, row.record_ts) for row in rows] == [(START + 4, "", 0)] * 2
+    assert {row.catch_up_ts for row in rows} == {START + 100}
 
 
 def test_a_new_owner_waits_until_the_one_before_can_no_longer_write(catalog: Catalog) -> None:

@@ -54,6 +54,7 @@ from tistream.errors import CatalogUnavailable, Fenced, TiStreamError, TsExpired
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
+from tistream.objectstore.generations import FIRST
 from tistream.objectstore.memory import MemoryStore
 from tistream.outbound.policy import OPERATED
 
@@ -317,7 +318,7 @@ def a_cluster_has_what_was_written(_: Catalog) -> None:
         entries += [Entry(20, b"gone", b"x", now_s - 1), Entry(21, b"soon", b"y", now_s + 50)]
         stretch = Stretch(after=0, upto=30, rows=entry_rows(entries))
         clock = ManualClock(cluster.unix_ms() - cluster.skew_ms)
-        recovery = SimRecovery(cluster=cluster, owner=(1, 1), scope=ALL, clock=clock)
+        recovery = SimRecovery(cluster=cluster, owner=(FIRST, 1, 1), scope=ALL, clock=clock)
         threads.spawn(Process("p", scheduler), lambda: recovery.write(recovery.plan(stretch, ""), lambda: 5.0), "write")  # noqa: B023 - at once
         scheduler.run(20.0)
         scheduler.close()
@@ -337,7 +338,7 @@ def a_lost_reply_is_waited_for(_: Catalog) -> None:
         cluster.dice = Dice(f"late/{seed}", {"rec_late": 1.0})
         applied: list[float] = []
         cluster.on_applied = lambda *_: applied.append(scheduler.now)  # noqa: B023 - at once
-        recovery = SimRecovery(cluster=cluster, owner=(1, 1), scope=ALL, clock=ManualClock())
+        recovery = SimRecovery(cluster=cluster, owner=(FIRST, 1, 1), scope=ALL, clock=ManualClock())
         stretch = Stretch(after=0, upto=30, rows=entry_rows([Entry(1, b"k", b"1")]))
         ended: list[float] = []
 
@@ -364,7 +365,7 @@ class _Target(Target):
     cluster: RecoveryCluster
 
     def open(self, share: Share, clock: Clock) -> SimRecovery:
-        return SimRecovery(cluster=self.cluster, owner=(0, 0), scope=ALL, clock=clock)
+        return SimRecovery(cluster=self.cluster, owner=(FIRST, 0, 0), scope=ALL, clock=clock)
 
 
 CHECKS: dict[Callable[[Catalog], None], Sequence[str]] = {

@@ -19,6 +19,7 @@ SEEDS = 128  # tried, after the recorded one: a change of the simulator may move
 
 #: mutant -> a seed of its scenario that showed it
 FIRST = {
+    "confirmed-by-the-lost": 20,
     "plain-without-a-key": 6,
     "refusal-is-damage": 0,
     "minute-from-the-answer": 0,

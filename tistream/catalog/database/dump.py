@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.generation import admit_reader
 from tistream.catalog.database.release_tables import catalog_release
 from tistream.catalog.database.revisions import revision_of
 from tistream.catalog.database.tables import metadata
@@ -46,9 +47,13 @@ def exported_tables() -> list[Table]:
 
 @contextmanager
 def snapshot(catalog: Catalog) -> Iterator[Snapshot]:
-    """A consistent snapshot, until the block ends."""
+    """A consistent snapshot, until the block ends. CatalogReplaced when the process belongs to another generation or
+    another database: what is read here would be taken for its catalog."""
     with catalog.snapshot_connection() as conn:
-        yield Snapshot(conn)
+        state = Snapshot(conn)
+        if catalog.generation is not None:
+            admit_reader(conn, catalog.generation, catalog.identity)
+        yield state
 
 
 def is_used(catalog: Catalog) -> bool:

@@ -16,8 +16,9 @@ and in that export's snapshot, or reads the new number (`tistream.catalog.databa
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from tistream.catalog.database.release_tables import catalog_release
 from tistream.errors import ConfigError, StateForbids
@@ -56,7 +57,18 @@ def generation_of(conn: Connection) -> tuple[int, CatalogState]:
 def admit_writer(conn: Connection, mine: int, identity: int) -> None:
     """The first statement of a write transaction. CatalogReplaced when the process is of another generation, or has met
     another database at the address."""
-    generation, _, there = conn.execute(_SHARED).one()
+    _admit(conn.execute(_SHARED).one_or_none(), mine, identity)
+
+
+def admit_reader(conn: Connection, mine: int, identity: int) -> None:
+    """The same for a snapshot, without a lock."""
+    _admit(conn.execute(_ROW).one_or_none(), mine, identity)
+
+
+def _admit(row: Row[Any, Any, Any] | None, mine: int, identity: int) -> None:
+    if row is None:
+        raise another_database()
+    generation, _, there = row
     if generation != mine:
         raise replaced(mine, generation)
     if there != identity:

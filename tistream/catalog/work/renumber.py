@@ -32,6 +32,7 @@ from tistream.catalog.database.tables import (
     workers,
 )
 from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
 from tistream.errors import StateForbids
 from tistream.ids import Tenant
 from tistream.limits import LANE_LEASE_MS
@@ -73,10 +74,25 @@ def raise_numbers(conn: Connection, *, now_ts: int, generations: int = 1) -> Non
     conn.execute(stores.update().values(dispatcher=None))
     attempted = {"attempted_ts": now_ts, "catch_up_ts": now_ts}  # an owner since the export may have come so far
     conn.execute(lanes.update().values(owner=None, writable_ms=now_ms() + LANE_LEASE_MS, **attempted))
+    _lower_key_lanes(conn)
     conn.execute(destinations.update().values(attempted_ts=now_ts))  # and a changefeed that is gone
     conn.execute(consumer_partitions.update().values(member=None))
     conn.execute(consumer_members.delete())
     conn.execute(workers.update().values(state=WorkerState.GONE, report=None))
+
+
+def _lower_key_lanes(conn: Connection) -> None:
+    """Let lanes of keys continue where the lowest of their changefeed does. Since the export it may have been cut anew:
+    then its keys were written again from there on, and may show older versions than a lane of the export knows of."""
+    of_feed = (lanes.c.cluster_id, lanes.c.tenant_id, lanes.c.changefeed_id)
+    lowest: dict[tuple[Any, ...], int] = {}
+    for *feed, scope, checkpoint_ts in conn.execute(select(*of_feed, lanes.c.scope, lanes.c.checkpoint_ts)):
+        if isinstance(parse_scope(scope), KeyScope):
+            lowest[tuple(feed)] = min(checkpoint_ts, lowest.get(tuple(feed), checkpoint_ts))
+    for of, checkpoint_ts in lowest.items():
+        ahead = [column == value for column, value in zip(of_feed, of, strict=True)]
+        lower = lanes.update().where(*ahead, lanes.c.checkpoint_ts > checkpoint_ts)
+        conn.execute(lower.values(checkpoint_ts=checkpoint_ts, record="", record_ts=0))
 
 
 def adopt_writers(conn: Connection, incarnations: Mapping[str, int]) -> None:
