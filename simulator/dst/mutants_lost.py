@@ -17,7 +17,7 @@ broken(
 )
 broken(
     "identity-not-checked (lost): a process writes to another database that is at the address of its own",
-    ("tistream.catalog.database.engine:admit_writer", "if there != identity:", "if False:"),
+    ("tistream.catalog.database.generation:_admit", "if there != identity:", "if False:"),
 )
 broken(
     "bucket-not-looked-at (lost): no process sees the generation of a restore in the bucket",

@@ -7,6 +7,7 @@ import threading
 import pytest
 from sqlalchemy import Connection
 
+from simulator.chaos.servers.mariadb import new_database
 from tests.kit.catalog_cases import T, activate, together
 from tistream.catalog.database.columns import KEY_BYTES_MAX
 from tistream.catalog.database.engine import Catalog
@@ -15,6 +16,7 @@ from tistream.catalog.tenancy.tenants import get_tenant, list_tenants, register_
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
+from tistream.objectstore.generations import CatalogReplaced
 
 
 @pytest.mark.parametrize("backend", [pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True)
@@ -110,6 +112,24 @@ def test_nobody_listens() -> None:
     with pytest.raises(CatalogUnavailable) as caught:
         register_tenant(catalog, Tenant(1, 1))
     assert caught.value.determinate is True
+
+    def test_a_database_that_was_dropped_is_another_one(self, catalog: Catalog) -> None:
+        """For a process that has begun with it: over the connections that it has, and over new ones."""
+        with catalog.reading() as conn:
+            url, name = conn.engine.url, conn.engine.url.database
+        other = Catalog(new_database(url.render_as_string(hide_password=False), f"{name}_dropped"))
+        other.migrate()
+        register_tenant(other, T)
+        with catalog.transaction() as conn:
+            conn.exec_driver_sql(f"DROP DATABASE `{name}_dropped`")
+        for _ in range(8):
+            with pytest.raises(CatalogReplaced):
+                get_tenant(other, T)
+            with pytest.raises(CatalogReplaced):
+                register_tenant(other, T)
+        other.close()
+        with pytest.raises(CatalogReplaced):
+            get_tenant(other, T)
 
 
 def kill(catalog: Catalog, conn: Connection) -> None:

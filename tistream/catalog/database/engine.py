@@ -43,7 +43,8 @@ _alembic = threading.Lock()  # Alembic keeps its context in module globals
 
 _KNOWN = "sqlite:////absolute/path.db or mysql+pymysql://user:password@host:port/database"
 _DUPLICATE_MYSQL = 1062
-_NO_TABLE_MYSQL, _NO_TABLE_SQLITE = 1146, "no such table: "
+_NO_TABLE_SQLITE = "no such table: "
+_NO_TABLE_MYSQL = {1046, 1049, 1146}  # no database is selected, as it was dropped; unknown database; unknown table
 _DUPLICATES_SQLITE = {"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"}
 # MySQL raises these as OperationalError although no retry can help: unknown column, no privilege, unknown database.
 _PERMANENT_MYSQL = {1044, 1045, 1049, 1054, 1142, 1143, 4025}
@@ -268,7 +269,7 @@ def _is_permanent(original: BaseException | None) -> bool:
 
 def _lacks_table(error: exc.SQLAlchemyError) -> bool:
     first = next(iter(error.orig.args), None) if isinstance(error, exc.DBAPIError) and error.orig is not None else None
-    return first == _NO_TABLE_MYSQL or (isinstance(first, str) and first.startswith(_NO_TABLE_SQLITE))
+    return first in _NO_TABLE_MYSQL or (isinstance(first, str) and first.startswith(_NO_TABLE_SQLITE))
 
 
 def _is_full(original: BaseException | None) -> bool:
