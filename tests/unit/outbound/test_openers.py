@@ -60,6 +60,7 @@ PLACES = {
     ("compactor/spark.py", "open_store"): "settings",
     ("tistream/feed/queue_reader.py", "client"): "settings",
     ("apiserver/control/push_access.py", "client"): "settings",
+    ("tistream/sealing/kms/aws.py", "client"): "service",
     ("tistream/feed/tls.py", "FlightClient"): "service",
 }
 _OPENERS = {

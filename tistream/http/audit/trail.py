@@ -59,12 +59,7 @@ class AuditTrail:
 
     def begin(self, doer: Doer, deed: Deed) -> int:
         """Record an operation that is about to begin; the number of its entry. CatalogUnavailable: it may not begin."""
-        entry_no = open_entry(self._catalog, doer, deed)
-        # After a restore of the catalog this line is what is left of entries since its export.
-        tenant = None if deed.tenant is None else str(deed.tenant)
-        who = {"principal": doer.principal, "address": doer.address, "request_id": deed.request_id}
-        log.info("audited", operation=deed.operation, target=deed.target, tenant=tenant, **who)
-        return entry_no
+        return open_entry(self._catalog, doer, deed)
 
     def end(self, entry_no: int, doer: Doer, deed: Deed, outcome: Outcome, *, routine: bool) -> None:
         """Record how the operation with this entry ended."""
