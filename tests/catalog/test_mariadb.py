@@ -106,22 +106,16 @@ class TestCatalogOnMariaDB:
         assert caught.value.determinate is True
         assert get_tenant(catalog, T).reason == "held"
 
-
-def test_nobody_listens() -> None:
-    catalog = Catalog("mysql+pymysql://root@127.0.0.1:1/tistream")
-    with pytest.raises(CatalogUnavailable) as caught:
-        register_tenant(catalog, Tenant(1, 1))
-    assert caught.value.determinate is True
-
     def test_a_database_that_was_dropped_is_another_one(self, catalog: Catalog) -> None:
         """For a process that has begun with it: over the connections that it has, and over new ones."""
         with catalog.reading() as conn:
-            url, name = conn.engine.url, conn.engine.url.database
-        other = Catalog(new_database(url.render_as_string(hide_password=False), f"{name}_dropped"))
+            url = conn.engine.url.set(username="root", password="")
+        name = f"{url.database}_dropped"
+        other = Catalog(new_database(url.render_as_string(hide_password=False), name))
         other.migrate()
         register_tenant(other, T)
-        with catalog.transaction() as conn:
-            conn.exec_driver_sql(f"DROP DATABASE `{name}_dropped`")
+        with other.transaction() as conn:
+            conn.exec_driver_sql(f"DROP DATABASE `{name}`")
         for _ in range(8):
             with pytest.raises(CatalogReplaced):
                 get_tenant(other, T)
@@ -130,6 +124,13 @@ def test_nobody_listens() -> None:
         other.close()
         with pytest.raises(CatalogReplaced):
             get_tenant(other, T)
+
+
+def test_nobody_listens() -> None:
+    catalog = Catalog("mysql+pymysql://root@127.0.0.1:1/tistream")
+    with pytest.raises(CatalogUnavailable) as caught:
+        register_tenant(catalog, Tenant(1, 1))
+    assert caught.value.determinate is True
 
 
 def kill(catalog: Catalog, conn: Connection) -> None:
