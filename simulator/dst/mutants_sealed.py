@@ -19,8 +19,8 @@ broken(
     "refusal-is-damage (sealed): an object whose key is refused is taken for a damaged one",
     (
         "tistream.sealing.store:SealedStore.get",
-        "content = open_object(data, self._roots.root, tenant, key)",
-        "try: content = open_object(data, self._roots.root, tenant, key)\n"
+        "content = SealedReader(head, tenant, key).whole(data, self._roots.root)",
+        "try: content = SealedReader(head, tenant, key).whole(data, self._roots.root)\n"
         "    except Exception as e: raise CorruptObject('the key does not fit', object=key) from e",
     ),
 )

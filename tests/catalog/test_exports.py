@@ -282,7 +282,7 @@ class TestRestore:
         assert exports_of(store) == []
 
     def test_a_process_ends_where_its_database_was_made_anew_without_tables(self, url: str) -> None:
-        """As SQLite does when its file was removed. A process that has not begun there yet is told of a defect."""
+        """As SQLite does with a file that was removed. A process that has not started there yet gets a plain error."""
         anew = Catalog(url)
         with pytest.raises(TiStreamError) as caught:
             register_worker(anew, "sorter-1", "sorter", "")

@@ -2,7 +2,7 @@
 
     services   seal_own      under a salt, with an opened root
     pushers    seal_pushed   to a public key: what they wrote they cannot open
-    readers    open_object, RangeReader   with an opened root
+    readers    open_object, SealedReader   with an opened root
 
 Nothing but the root is ever kept: epoch and file keys are derived for each object, and end with it. A write is sealed
 once, and its bytes are sent again as often as it takes: other bytes would be another write.
@@ -28,6 +28,8 @@ from tistream.sealing.core.derive import (
     FileKey,
     epoch_key,
     epoch_pair,
+    labelled,
+    numbers_of,
     own_file_key,
     pushed_file_key,
 )
@@ -101,21 +103,19 @@ def seal_pushed(
     return SealedObject(BlockSealer(file_key, head, tenant, name).seal(content), head)
 
 
-def open_object(data: Buffer, root_of: RootOf, tenant: Tenant, name: str, *, kept: SealHead | None = None) -> bytearray:
+def open_object(
+    data: Buffer, root_of: RootOf, tenant: Tenant, name: str, *, kept: SealHead | None = None
+) -> memoryview:
     """The content of a sealed object. CorruptObject when it is not as it was written; with `kept`, the head that the
     catalog has of it, also when it is another object than the catalog names."""
     head = decode_head(data, name)
     if kept is not None and head != kept:
         raise CorruptObject("the object is not the one that the catalog names", key=name)
-    view = memoryview(data)
-    content = _opener(head, root_of, tenant, name).open(view[HEAD_BYTES:])
-    if len(content) != head.size:
-        raise CorruptObject("a sealed object is cut off", key=name, size=len(content), expected=head.size)
-    return content
+    return SealedReader(head, tenant, name).whole(data, root_of)
 
 
-class RangeReader:
-    """Opens ranges of one object whose head is known: one request each, for `blocks(...)`, given to `open`."""
+class SealedReader:
+    """Opens an object whose head is known, or ranges of it: one request each, for `blocks(...)`, given to `open`."""
 
     def __init__(self, head: SealHead, tenant: Tenant, name: str) -> None:
         self._head, self._tenant, self._name = head, tenant, name
@@ -130,6 +130,10 @@ class RangeReader:
             raise CorruptObject("the blocks of a sealed object are cut off", key=self._name, stored=len(stored))
         content = _opener(self._head, root_of, self._tenant, self._name).open(stored, blocks.first)
         return memoryview(content)[blocks.skip : blocks.skip + blocks.size]
+
+    def whole(self, data: Buffer, root_of: RootOf) -> memoryview:
+        """The content of the whole object."""
+        return self.open(self.blocks(0, self._head.size), memoryview(data)[HEAD_BYTES:], root_of)
 
 
 def check_writer(head: SealHead, writer: Writer, name: str) -> None:
@@ -165,5 +169,4 @@ def _proof(head: SealHead, writer_key: bytes, name: str) -> bytes:
 
 
 def _hpke_info(tenant: Tenant, of: EpochId, name: str) -> bytes:
-    numbers = (tenant.cluster_id, tenant.tenant_id, of.root_no, of.epoch)
-    return b"tistream/1/pushed\0" + b"".join(n.to_bytes(8, "big") for n in numbers) + name.encode("utf-8")
+    return labelled("pushed", *numbers_of(tenant, of)) + name.encode("utf-8")

@@ -21,7 +21,7 @@ from tistream.objectstore.layout import FileKey, parse
 from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 from tistream.sealing.core.derive import EpochId
 from tistream.sealing.core.head import HEAD_BYTES, Buffer, SealHead, decode_head, is_sealed
-from tistream.sealing.files import RangeReader, open_object, seal_own
+from tistream.sealing.files import SealedReader, seal_own
 
 HEADS_KEPT = 16_384
 
@@ -72,8 +72,9 @@ class SealedStore:
         data = self._inner.get(key, admit)
         if tenant is None or not is_sealed(data):
             return data
-        content = open_object(data, self._roots.root, tenant, key)
-        self._heads.keep(key, decode_head(data, key))
+        head = decode_head(data, key)
+        content = SealedReader(head, tenant, key).whole(data, self._roots.root)
+        self._heads.keep(key, head)
         return bytes(content)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -83,7 +84,7 @@ class SealedStore:
         head = None if tenant is None else self._head(key)
         if tenant is None or head is None:
             return self._inner.get_range(key, offset, length)
-        reader = RangeReader(head, tenant, key)
+        reader = SealedReader(head, tenant, key)
         blocks = reader.blocks(offset, length)
         return bytes(reader.open(blocks, self._inner.get_range(key, blocks.offset, blocks.length), self._roots.root))
 

@@ -19,7 +19,7 @@ MINE, OTHER = Tenant(1, 1), Tenant(1, 2)
 
 
 class Asked:
-    """A KMS that does what it is told; `asked` counts the requests."""
+    """A KMS whose answers a test sets; `asked` counts the requests."""
 
     def __init__(self) -> None:
         self.error: TiStreamError | None = None

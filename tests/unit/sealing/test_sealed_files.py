@@ -30,8 +30,8 @@ from tistream.sealing.core.derive import (
 from tistream.sealing.core.head import HEAD_BYTES, Buffer, SealHead, decode_head, is_sealed
 from tistream.sealing.files import (
     PublicKey,
-    RangeReader,
     SealedObject,
+    SealedReader,
     Writer,
     check_writer,
     open_object,
@@ -117,7 +117,7 @@ def test_any_range_is_opened_from_the_blocks_that_hold_it(size: int, data: st.Da
     length = data.draw(st.integers(0, size - offset))
     plain = content(size)
     sealed = by_service(plain)
-    reader = RangeReader(sealed.head, MINE, NAME)
+    reader = SealedReader(sealed.head, MINE, NAME)
     blocks = reader.blocks(offset, length)
     stored = bytes(sealed.data[blocks.offset : blocks.offset + blocks.length])
     assert len(stored) == blocks.length <= length + 2 * STORED
@@ -126,7 +126,7 @@ def test_any_range_is_opened_from_the_blocks_that_hold_it(size: int, data: st.Da
 
 def test_a_range_beyond_the_content_or_with_a_part_of_its_blocks_is_refused() -> None:
     sealed = by_service(content(BLOCK_BYTES + 10))
-    reader = RangeReader(sealed.head, MINE, NAME)
+    reader = SealedReader(sealed.head, MINE, NAME)
     with pytest.raises(CorruptObject, match="shorter than it should be"):
         reader.blocks(BLOCK_BYTES, 11)
     blocks = reader.blocks(5, 10)

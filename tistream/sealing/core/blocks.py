@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
 from tistream.objectstore.keys import too_short
-from tistream.sealing.core.derive import FileKey
+from tistream.sealing.core.derive import FileKey, labelled
 from tistream.sealing.core.head import HEAD_BYTES, Buffer, SealHead
 
 BLOCK_BYTES = 1 << 16
@@ -59,8 +59,8 @@ class BlockSealer:
         self._encoded = head.encode()
         self._count = _count(head.size)
         place = name.encode("utf-8")
-        ids = b"".join(n.to_bytes(8, "big") for n in (tenant.cluster_id, tenant.tenant_id, len(place)))
-        self._bound = hashlib.sha256(b"tistream/1/block\0" + ids + place + self._encoded).digest()
+        ids = labelled("block", tenant.cluster_id, tenant.tenant_id, len(place))
+        self._bound = hashlib.sha256(ids + place + self._encoded).digest()
 
     def seal(self, content: Buffer) -> memoryview:
         """The whole object: head and blocks. `content` has the size of the head."""
@@ -74,8 +74,8 @@ class BlockSealer:
         return out.toreadonly()
 
     def open(self, stored: Buffer, first: int = 0) -> bytearray:
-        """The content of these whole blocks, the first of which has this number. CorruptObject when one of them was
-        changed, moved, or is missing."""
+        """Decrypt whole blocks, beginning with block `first`. CorruptObject when a block was changed, moved or cut
+        off."""
         view = memoryview(stored)
         count = -(-len(view) // _STORED)
         size = len(view) - count * TAG_BYTES

@@ -20,7 +20,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class EpochId:
-    """Which epoch of which root: what is sealed names it in the clear."""
+    """An epoch of a root. Sealed objects name it in plain text."""
 
     root_no: int
     epoch: int
@@ -36,19 +36,19 @@ class FileKey:
 
 def epoch_key(root: bytes, tenant: Tenant, of: EpochId) -> bytes:
     """The key from which services derive those of the files that they write."""
-    return _derived(root, _input("epoch", *_numbers(tenant, of)))
+    return _derived(root, labelled("epoch", *numbers_of(tenant, of)))
 
 
 def epoch_pair(root: bytes, tenant: Tenant, of: EpochId) -> X25519PrivateKey:
     """The key pair to whose public half pushers seal."""
-    return X25519PrivateKey.from_private_bytes(_derived(root, _input("epoch pair", *_numbers(tenant, of))))
+    return X25519PrivateKey.from_private_bytes(_derived(root, labelled("epoch pair", *numbers_of(tenant, of))))
 
 
 def public_tag(root: bytes, tenant: Tenant, of: EpochId, public_key: bytes) -> bytes:
     """Proves that a public key was made by a holder of the root: without it, who can write to the catalog could hand
     out a key of his own."""
-    tag_key = _derived(root, _input("tag", tenant.cluster_id, tenant.tenant_id, of.root_no))
-    return hmac.digest(tag_key, _input("public key", of.epoch) + public_key, "sha256")
+    tag_key = _derived(root, labelled("tag", tenant.cluster_id, tenant.tenant_id, of.root_no))
+    return hmac.digest(tag_key, labelled("public key", of.epoch) + public_key, "sha256")
 
 
 def own_file_key(epoch_key: bytes, salt: bytes, object_key: str) -> FileKey:
@@ -63,16 +63,16 @@ def pushed_file_key(secret: bytes, object_key: str) -> FileKey:
 
 def writer_key(deployment_secret: bytes, tenant: Tenant, store_id: int, incarnation: int) -> bytes:
     """With which an incarnation of a store proves that it wrote a batch file."""
-    return _derived(deployment_secret, _input("writer", tenant.cluster_id, tenant.tenant_id, store_id, incarnation))
+    return _derived(deployment_secret, labelled("writer", tenant.cluster_id, tenant.tenant_id, store_id, incarnation))
 
 
 def comparison_key(deployment_secret: bytes, tenant: Tenant) -> bytes:
     """For hashes by which an upload that is repeated is recognized."""
-    return _derived(deployment_secret, _input("comparison", tenant.cluster_id, tenant.tenant_id))
+    return _derived(deployment_secret, labelled("comparison", tenant.cluster_id, tenant.tenant_id))
 
 
 def _file_key(secret: bytes, salt: bytes, object_key: str) -> FileKey:
-    both = _derived(secret, _input("file") + object_key.encode("utf-8"), salt=salt, length=2 * KEY_BYTES)
+    both = _derived(secret, labelled("file") + object_key.encode("utf-8"), salt=salt, length=2 * KEY_BYTES)
     return FileKey(both[:KEY_BYTES], both[KEY_BYTES:])
 
 
@@ -81,9 +81,11 @@ def _derived(secret: bytes, info: bytes, *, salt: bytes = b"", length: int = KEY
     return HKDF(algorithm=SHA512(), length=length, salt=salt or None, info=info).derive(secret)
 
 
-def _numbers(tenant: Tenant, of: EpochId) -> tuple[int, ...]:
+def numbers_of(tenant: Tenant, of: EpochId) -> tuple[int, ...]:
+    """The numbers of an epoch of a tenant's root."""
     return tenant.cluster_id, tenant.tenant_id, of.root_no, of.epoch
 
 
-def _input(label: str, *numbers: int) -> bytes:
+def labelled(label: str, *numbers: int) -> bytes:
+    """The beginning of what is derived, hashed or bound for one purpose: see the module."""
     return b"tistream/1/" + label.encode("ascii") + b"\0" + b"".join(n.to_bytes(8, "big") for n in numbers)
