@@ -15,6 +15,7 @@ import structlog
 from apiserver.control.push_policy import PushTerms, session_policy
 from tistream.errors import CredentialsUnavailable
 from tistream.ids import Tenant
+from tistream.runtime.aws import aws_client
 
 log = structlog.get_logger(__name__)
 
@@ -81,20 +82,8 @@ class CredentialIssuer:
     def _client(self) -> Any:
         with self._lock:
             if self._sts is None:
-                from boto3.session import Session
-                from botocore.config import Config
-
-                # A session of its own: boto3's default one keeps the first credentials that the process used.
-                self._sts = Session().client(
-                    "sts",
-                    region_name=self._region,
-                    endpoint_url=self._endpoint,
-                    config=Config(
-                        connect_timeout=_CONNECT_S,
-                        read_timeout=_READ_S,
-                        retries={"total_max_attempts": 1},
-                        request_checksum_calculation="when_required",
-                    ),
+                self._sts = aws_client(
+                    "sts", region=self._region, endpoint=self._endpoint, connect_s=_CONNECT_S, read_s=_READ_S
                 )
             return self._sts
 

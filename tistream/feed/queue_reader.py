@@ -16,6 +16,7 @@ from tistream.errors import InvalidInput, NotificationsUnavailable
 from tistream.feed.hints import Notifications
 from tistream.model.problem import Problem
 from tistream.objectstore.notifications import NotifiedObject
+from tistream.runtime.aws import aws_client
 from tistream.runtime.service import Repeating
 
 log = structlog.get_logger(__name__)
@@ -86,8 +87,4 @@ class QueueReader:
             return None
 
     def _client(self) -> Any:
-        from boto3.session import Session
-        from botocore.config import Config
-
-        config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": 1})
-        return Session().client("sqs", region_name=self._region, endpoint_url=self._endpoint, config=config)
+        return aws_client("sqs", region=self._region, endpoint=self._endpoint, connect_s=_CONNECT_S, read_s=_READ_S)

@@ -58,16 +58,17 @@ PLACES = {
     ("tistream/spark/access.py", "open_store"): "settings",
     ("backfill/replay.py", "open_store"): "settings",
     ("compactor/spark.py", "open_store"): "settings",
-    ("tistream/feed/queue_reader.py", "client"): "settings",
-    ("apiserver/control/push_access.py", "client"): "settings",
-    ("tistream/sealing/kms/aws.py", "client"): "service",
+    ("tistream/runtime/aws.py", "client"): "settings",
+    ("tistream/feed/queue_reader.py", "aws_client"): "settings",
+    ("apiserver/control/push_access.py", "aws_client"): "settings",
+    ("tistream/sealing/kms/aws.py", "aws_client"): "settings",
     ("tistream/feed/tls.py", "FlightClient"): "service",
 }
 _OPENERS = {
     "insecure_channel", "secure_channel", "open_channel", "Channels", "PdChannel", "PdClient", "RawClient", "open_tikv",
     "_Bucket", "S3Store", "LocalStore", "FolderFiles", "open_store", "create_engine", "FlightClient", "urlopen",
     "create_connection", "open_connection", "create_server", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport",
-    "HTTPSConnection", "PoolManager", "ClientSession",
+    "HTTPSConnection", "PoolManager", "ClientSession", "aws_client",
 }  # fmt: skip
 _METHODS = {("Session()", "client"), ("pymysql", "connect"), ("socket", "socket"), ("flight", "connect"),
             ("httpx2", "get"), ("httpx2", "post"), ("httpx2", "stream"), ("httpx2", "request"),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tistream.runtime.aws import aws_client
 from tistream.sealing.kms.protocol import ROOT_BYTES, Answer, Context, KeyRefused, KmsUnavailable
 
 _CONNECT_S, _READ_S = 2.0, 5.0
@@ -69,15 +70,8 @@ class AwsKms:
     def _client(self) -> Any:
         with self._lock:
             if self._kms is None:
-                from boto3.session import Session
-                from botocore.config import Config
-
-                # A session of its own: boto3's default one keeps the first credentials that the process used.
-                self._kms = Session().client(
-                    "kms",
-                    region_name=self._region,
-                    endpoint_url=self._endpoint,
-                    config=Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": 1}),
+                self._kms = aws_client(
+                    "kms", region=self._region, endpoint=self._endpoint, connect_s=_CONNECT_S, read_s=_READ_S
                 )
             return self._kms
 
