@@ -392,24 +392,6 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 3, "crash_io": 2, "pause": 2, "double": 1},
             victims=("sorter", "sorter", "dispatcher", "meta"),
         ),
-        Profile(
-            name="sealed",
-            about="the tenant's objects are sealed; its KMS refuses, throttles and goes away; keys are rotated",
-            upstream=replace(upstream.TINY, rows=4, patience=3),
-            sealed=True,
-            actions=200,
-            action_s=0.06,
-            compactors=1,
-            compact_s=0.8,
-            collect_s=0.5,
-            grace_ms=1000,
-            tick_s=0.4,
-            flush_s=0.2,
-            snapshot_s=0.6,
-            amounts=(0.3, 1.5, 4.0),
-            faults=_only(slow=0.05, put_lost=0.05, put_late=0.04, get_refused=0.02, get_torn=0.003, db_lost=0.02),
-            chaos={"crash": 3, "crash_io": 3, "pause": 3, "double": 1},
-        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -439,6 +421,18 @@ PROFILES["lost"] = replace(
     faults=_only(slow=0.05, put_lost=0.02, db_lost=0.02, db_late=0.02, delete_late=0.05, net_cut=0.01),
     chaos={"crash": 5, "crash_io": 4, "pause": 4, "double": 1},
     victims=("sorter", "sorter", "dispatcher", "meta", "compactor", "operator", "pusher", "apiserver"),
+)
+
+PROFILES["sealed"] = replace(
+    PROFILES["lost"],
+    name="sealed",
+    about="the tenant's objects are sealed; its KMS refuses, throttles and goes away; keys are rotated",
+    lost=False,
+    sealed=True,
+    dispatchers=2,
+    faults=_only(slow=0.05, put_lost=0.05, put_late=0.04, get_refused=0.02, get_torn=0.003, db_lost=0.02),
+    chaos={"crash": 3, "crash_io": 3, "pause": 3, "double": 1},
+    victims=PROFILES["calm"].victims,
 )
 
 PROFILES["lost_keys"] = replace(

@@ -63,7 +63,7 @@ class Sealed(Aspect):
 
     def over(self, store: ObjectStore, role: str) -> ObjectStore:
         clock = SimClock(Process("keyring", self._world.scheduler), self._world.unix_ms, 0)
-        return store if role == "pusher" else _Judged(store, _Roots(self, clock), self)
+        return store if role == "pusher" else SealedStore(store, _Roots(self, clock))
 
     def start(self) -> None:
         world = self._world
@@ -105,8 +105,10 @@ class Sealed(Aspect):
     def root(self, root_no: int) -> bytes:
         return bytes(byte ^ root_no for byte in self._secret)
 
-    def wrote(self, key: str) -> None:
-        self._counts["sealed"] += 1
+    def sealing(self) -> EpochId | None:
+        """What a process that writes is to seal under."""
+        self._counts["sealed"] += self.current is not None
+        return self.current
 
     def _opened(self, key: str, data: bytes) -> bytes:
         return bytes(open_object(data, lambda _, no: self.root(no), TENANT, key)) if is_sealed(data) else data
@@ -154,7 +156,7 @@ class _Roots:
         return tenant == TENANT
 
     def current(self, tenant: Tenant) -> EpochId | None:
-        return self._run.current
+        return self._run.sealing()
 
     def root(self, tenant: Tenant, root_no: int) -> bytes:
         self._keyring.refresh()  # what a thread does in a deployment
@@ -169,15 +171,3 @@ class _Roots:
         self._run.ask()
         self._granted[root_no] = began_s
         return Answer(root=self._run.root(root_no), wrapped=b"", request_id="")
-
-
-class _Judged(SealedStore):
-    """The way of one process to the bucket."""
-
-    def __init__(self, inner: ObjectStore, roots: _Roots, run: Sealed) -> None:
-        super().__init__(inner, roots)
-        self._run = run
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        super().put(key, data)
-        self._run.wrote(key)
